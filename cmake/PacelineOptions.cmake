@@ -1,0 +1,25 @@
+option(PACELINE_WERROR "Treat warnings as errors" ON)
+option(PACELINE_WITH_GRPC "Build the gRPC control plane and the programs that need it" ON)
+option(PACELINE_BENCHMARKS "Build the benchmarks" OFF)
+option(PACELINE_FUZZERS "Build the libFuzzer targets (clang only)" OFF)
+set(PACELINE_SANITIZE "" CACHE STRING "Value of -fsanitize= for every target, empty for none")
+
+find_program(PACELINE_CCACHE ccache)
+if(PACELINE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${PACELINE_CCACHE})
+endif()
+
+# No contraction: a*b+c gives the same bits whatever the compiler, the cut of a tensor or the
+# instruction set, unless the code asks for fma by name.
+add_compile_options(-Wall -Wextra -Wno-unused-parameter -Wnon-virtual-dtor -ffp-contract=off
+                    -fno-omit-frame-pointer)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  add_compile_options(-Wthread-safety)
+endif()
+if(PACELINE_WERROR)
+  add_compile_options(-Werror)
+endif()
+if(PACELINE_SANITIZE)
+  add_compile_options(-fsanitize=${PACELINE_SANITIZE} -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${PACELINE_SANITIZE})
+endif()

@@ -1,0 +1,37 @@
+// How a node or the CLI speaks with the scheduler. Implementations: control/grpc, and
+// control/in_memory.h for tests.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "plan/messages.h"
+#include "plan/operator_view.h"
+
+namespace paceline {
+
+// Thread rule: every method may be called from any thread; calls block until the reply or the
+// deadline. Errors: Unavailable (no scheduler there; retry), DeadlineExceeded, and what the
+// scheduler answered (FailedPrecondition: this incarnation is fenced or superseded).
+class ControlClient {
+ public:
+  virtual ~ControlClient() = default;
+
+  virtual absl::StatusOr<JoinReply> Join(const JoinRequest& request, Ticks timeout) = 0;
+  virtual absl::StatusOr<NodeReply> Call(NodeRef self, const NodeRequest& request,
+                                         Ticks timeout) = 0;
+  virtual absl::StatusOr<OperatorReply> Operate(const OperatorRequest& request, Ticks timeout) = 0;
+
+  // Opens the Watch stream. `on_directive` is called in order, from one thread of the client, and
+  // must not block. `on_closed` is called once when the stream ended, with the cause. StopWatch
+  // returns when no callback runs or will run.
+  virtual void Watch(NodeRef self, std::function<void(Directive)> on_directive,
+                     std::function<void(absl::Status)> on_closed) = 0;
+  virtual void StopWatch() = 0;
+
+  // "127.0.0.1:4300" or "in-memory", for messages.
+  virtual std::string Peer() const = 0;
+};
+
+}  // namespace paceline

@@ -1,0 +1,209 @@
+// Requests of nodes and operators to the scheduler, the replies, and the directives the scheduler
+// sends on a node's Watch stream. Plain structs: control/grpc carries them as protobuf, tests as
+// they are.
+// Thread rule: values; no shared state.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "common/base/types.h"
+#include "plan/permutation.h"
+#include "plan/plan.h"
+#include "plan/report.h"
+
+namespace paceline {
+
+enum class Role : uint8_t { kServer = 1, kWorker = 2, kOperator = 3, kViewer = 4 };
+std::string_view Name(Role role);
+
+// Which incarnation of which node speaks. Every request after Join carries it; one that is not the
+// newest of its node is refused with FailedPrecondition.
+struct NodeRef {
+  NodeId node;
+  Incarnation incarnation;
+
+  auto operator<=>(const NodeRef&) const = default;
+};
+
+struct JoinRequest {
+  Role role = Role::kWorker;
+  std::string name;  // stable; unique among servers, unique among workers of a job
+  std::string host;
+  std::map<std::string, std::string> labels;  // "rack", ...
+  std::string data_address;
+  JobSpec job;                       // workers only
+  std::optional<WorkerIndex> index;  // workers only
+  uint64_t process_id = 0;
+};
+
+struct JoinReply {
+  NodeRef self;
+  JobId job;     // workers only
+  JobRank rank;  // workers only
+  Term term;
+  SecretKey key{};  // proves this incarnation to data listeners; data listeners of servers learn
+                    // it with the plan
+  uint32_t heartbeat_interval_ms = 500;
+  uint32_t failure_timeout_ms = 5000;
+};
+
+// Registers tensors in one batch; answered when the placement has been sent to the owners and
+// acknowledged by them. Repeating a registration returns the same ids.
+struct RegisterTensorsRequest {
+  std::vector<TensorSpec> tensors;
+};
+struct RegisterTensorsReply {
+  std::vector<TensorId> ids;  // in request order
+  JobGeneration generation;   // the plan that holds them all
+};
+
+// The initial values of these tensors are at all owners (writer only).
+struct InitDoneRequest {
+  std::vector<TensorId> tensors;
+};
+
+struct SetOptimizerRequest {
+  NamedSpec optimizer;
+};
+
+// Draws samples ahead. In a deterministic job `step` names the step the batch is for, and the reply
+// is that (step, rank)'s part, which may be empty although the job goes on.
+struct DrawSamplesRequest {
+  Samples wanted;
+  Step step;
+};
+struct DrawSamplesReply {
+  std::vector<SampleRange> ranges;
+  bool finished = false;  // no samples are left in the job
+};
+
+struct ReturnSamplesRequest {
+  std::vector<SampleRange> ranges;
+};
+
+// Released when every live worker of the job that has not left has arrived at `name`.
+struct BarrierRequest {
+  std::string name;
+};
+
+// Starts a consistent cut that the owners write below `directory`; answered when it is complete.
+struct CheckpointRequest {
+  std::string directory;
+};
+struct CheckpointReply {
+  std::string path;
+  std::map<GroupId, Step> cut;  // last step of each group that is in it
+};
+
+// An answer to a directive with `change` or `cut`: what the node was told is in force there.
+struct AckRequest {
+  uint64_t id = 0;                  // of the change, placement or cut
+  Step step;                        // workers: the step they are in; the change activates above it
+  std::map<GroupId, Step> applied;  // owners, for a cut: highest step applied or decided
+  std::string error;                // not empty: the node could not
+};
+
+struct LinkDownRequest {
+  NodeId peer;
+  uint32_t since_ms = 0;  // how long, with bytes outstanding
+  std::string cause;
+};
+
+struct LeaveRequest {
+  std::string reason;
+  int32_t exit_code = 0;
+  WorkerReport last;
+};
+
+struct Heartbeat {};
+
+// What a node can ask of the scheduler once joined.
+using NodeRequest =
+    std::variant<Heartbeat, RegisterTensorsRequest, InitDoneRequest, SetOptimizerRequest,
+                 DrawSamplesRequest, ReturnSamplesRequest, BarrierRequest, CheckpointRequest,
+                 AckRequest, LinkDownRequest, WorkerReport, ServerReport, LeaveRequest>;
+struct Empty {};
+using NodeReply = std::variant<Empty, RegisterTensorsReply, DrawSamplesReply, CheckpointReply>;
+
+// ---- Directives -------------------------------------------------------------------------------
+
+// The whole plan of a job; replaces what the node holds. Owners answer with an Ack of `change` when
+// it is not 0.
+struct PlanDirective {
+  uint64_t change = 0;
+  Plan plan;
+};
+
+// First phase of a change of membership: be ready for these groups, answer with the step you are
+// in. Activation steps are not known yet (0).
+struct PrepareDirective {
+  uint64_t change = 0;
+  JobId job;
+  std::vector<GroupPlan> groups;  // a group without members ends
+  std::string reason;
+};
+
+// Second phase: in force from each group's activation step on.
+struct CommitDirective {
+  uint64_t change = 0;
+  JobId job;
+  std::vector<GroupPlan> groups;
+  std::string reason;
+};
+
+struct AbortDirective {
+  uint64_t change = 0;
+  JobId job;
+  std::string reason;
+};
+
+// This incarnation is dead: refuse its frames, void its rounds. One phase.
+struct FenceDirective {
+  uint64_t change = 0;
+  JobId job;
+  NodeRef dead;
+  std::vector<GroupPlan> groups;  // the groups it was in, without it, next generation
+  std::string reason;
+};
+
+struct SealedDirective {
+  JobId job;
+  std::vector<TensorId> tensors;
+};
+
+// Cut, phase 1: hold later steps, answer with the highest step applied per group. Phase 2: copy
+// when exactly these steps are in, write below `directory`, release, answer with an Ack.
+struct CutDirective {
+  uint64_t cut = 0;
+  JobId job;
+  bool collect = true;            // phase 1
+  bool abort = false;             // release without writing
+  std::map<GroupId, Step> steps;  // phase 2
+  std::string directory;          // phase 2
+};
+
+struct RecallSamplesDirective {
+  JobId job;
+};
+
+// Ends a job on a node: workers stop with `reason`, servers drop its shards.
+struct EndJobDirective {
+  JobId job;
+  bool failed = false;
+  std::string reason;
+};
+
+struct Directive {
+  uint64_t sequence = 0;  // per node and term; grows by one
+  Term term;
+  std::variant<PlanDirective, PrepareDirective, CommitDirective, AbortDirective, FenceDirective,
+               SealedDirective, CutDirective, RecallSamplesDirective, EndJobDirective>
+      body;
+};
+
+}  // namespace paceline

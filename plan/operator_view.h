@@ -1,0 +1,133 @@
+// What an operator can ask and sees: snapshots the scheduler core makes, the CLI prints.
+// Thread rule: values; no shared state.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "common/base/types.h"
+#include "plan/messages.h"
+#include "plan/report.h"
+
+namespace paceline {
+
+// A decision with its reason, as the log, the CLI and the tests show it.
+struct DecisionRecord {
+  uint64_t sequence = 0;     // of the scheduler, from 1
+  int64_t unix_time_ms = 0;  // wall clock, filled by the event loop; 0 in the pure core
+  Ticks at;                  // scheduler's clock
+  std::string job;           // empty: about the cluster
+  std::string kind;          // "join", "leave", "group", "placement", "sealed", "fence", ...
+  std::string text;          // one line with the reason
+};
+
+struct NodeView {
+  NodeId node;
+  Incarnation incarnation;
+  Role role = Role::kWorker;
+  std::string name;
+  std::string host;
+  std::string data_address;
+  std::string job;  // workers
+  std::optional<JobRank> rank;
+  std::string state;          // "live", "left", "dead"
+  uint32_t last_seen_ms = 0;  // ago
+  uint64_t process_id = 0;
+  WorkerReport worker;  // workers: the newest report
+  ServerReport server;  // servers: the newest report
+};
+
+struct GroupView {
+  GroupPlan plan;
+  Step step;  // highest reported
+  uint32_t step_time_us = 0;
+};
+
+struct WorkerStalenessView {
+  std::string name;
+  GroupId group;
+  StalenessCounts tau;
+  double mean = 0, p50 = 0, p95 = 0, excess_mean = 0;
+  uint64_t step_lag = 0;      // exchanges behind the fastest group
+  uint32_t last_seen_ms = 0;  // since its last applied push
+  Samples drawn;              // scheduler's count
+  Samples applied;            // owners' count
+  Samples discarded;          // owners' count
+  Samples returned;           // scheduler's count of what came back
+  Samples drawn_by_worker, applied_by_worker, discarded_by_worker, returned_by_worker;
+};
+
+struct GroupStalenessView {
+  GroupStaleness raw;
+  std::vector<std::string> members;
+  double mean = 0, p50 = 0, p95 = 0, excess_mean = 0;
+  uint64_t step_lag = 0;
+  int64_t formula_sum = 0;  // sum(tau) by the exact formula
+  uint32_t last_seen_ms = 0;
+};
+
+struct MetricView {
+  std::string name;
+  double value = 0;
+  std::string worker;
+  Step step;
+};
+
+struct JobView {
+  JobId id;
+  JobSpec spec;
+  JobState state = JobState::kForming;
+  std::string reason;
+  JobGeneration generation;
+  uint64_t group_generations = 0;  // group plans committed so far
+  uint32_t workers_live = 0;
+  uint32_t servers = 0;  // that own a chunk
+  Epoch epoch;
+  Step step;  // of the fastest group
+  uint64_t updates = 0;
+  double samples_per_s = 0;
+  uint64_t seconds_running = 0;
+  Samples drawn, applied, discarded, returned;
+  Samples total;        // sample_count x epochs; 0 = no end
+  StalenessCounts tau;  // over all groups
+  double mean = 0, p50 = 0, p95 = 0;
+  std::vector<GroupView> groups;
+  std::vector<GroupStalenessView> group_staleness;
+  std::vector<WorkerStalenessView> worker_staleness;
+  std::vector<MetricView> metrics;
+  std::vector<TensorPlan> tensors;
+};
+
+struct ClusterView {
+  std::string version;
+  std::string cluster;
+  Term term;
+  uint64_t uptime_ms = 0;
+  std::vector<NodeView> nodes;
+  std::vector<JobView> jobs;  // finished ones too, a bounded number
+};
+
+struct EventsQuery {
+  uint64_t after = 0;  // sequence; 0 = from the oldest kept
+  uint32_t limit = 1000;
+  std::string job;  // empty = all
+};
+
+struct StopJobRequest {
+  std::string job;
+  bool failed = false;  // what the workers and the launcher report
+  std::string reason;
+};
+
+struct StatusQuery {
+  std::string job;  // empty = all; detail lists are filled either way
+};
+
+using OperatorRequest = std::variant<StatusQuery, EventsQuery, StopJobRequest>;
+using OperatorReply = std::variant<Empty, ClusterView, std::vector<DecisionRecord>>;
+
+}  // namespace paceline

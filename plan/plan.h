@@ -1,0 +1,92 @@
+// What has been agreed for one job: the state every node of the job holds a copy of.
+// Thread rule: values; no shared state.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/base/types.h"
+#include "plan/job_spec.h"
+#include "plan/tensor_spec.h"
+
+namespace paceline {
+
+// Issued by the scheduler at Join for (job, node, incarnation, role); proves the sender of a data
+// connection (transport/authentication.h). All zero = not told to this node.
+using SecretKey = std::array<uint8_t, 32>;
+
+struct Member {
+  NodeId node;
+  std::string name;
+  Incarnation incarnation;
+  JobRank rank;
+  std::optional<WorkerIndex> index;
+  std::string host;
+  std::string data_address;  // of the worker's own listener; empty if it has none
+  SecretKey key{};           // filled for owners and for the member itself only
+
+  bool operator==(const Member&) const = default;
+};
+
+struct GroupPlan {
+  GroupId id;
+  GroupGeneration generation;
+  Step activation_step;         // first step that this generation takes
+  std::vector<Member> members;  // in rank order
+  std::string reason;           // why this grouping, shown as is
+
+  bool operator==(const GroupPlan&) const = default;
+};
+
+struct ServerInfo {
+  NodeId node;
+  std::string name;
+  Incarnation incarnation;
+  std::string host;
+  std::string data_address;  // "host:port"
+
+  bool operator==(const ServerInfo&) const = default;
+};
+
+struct TensorPlan {
+  TensorId id;
+  TensorSpec spec;
+  std::vector<NodeId> owners;  // per chunk, in chunk order
+  bool sealed = false;         // initial values are complete
+
+  bool operator==(const TensorPlan&) const = default;
+};
+
+enum class JobState : uint8_t {
+  kForming = 1,  // fewer workers than asked for have joined
+  kRunning = 2,
+  kFinished = 3,  // all workers left
+  kStopped = 4,   // by an operator or an error; `reason` says
+};
+std::string_view Name(JobState state);
+
+struct Plan {
+  JobId job;
+  JobSpec spec;
+  JobState state = JobState::kForming;
+  std::string reason;  // of the state
+  Term term;
+  JobGeneration generation;
+  std::vector<ServerInfo> servers;  // that own a chunk of this job, by node id
+  std::vector<TensorPlan> tensors;  // by id
+  std::vector<GroupPlan> groups;    // by id
+  TensorId lead_tensor;             // its first chunk is the lead chunk
+  NodeId init_writer;               // the worker whose initial values count
+
+  bool operator==(const Plan&) const = default;
+};
+
+// Samples an update carries go to the group's lead owner: the owner of the lead chunk.
+std::optional<NodeId> LeadOwner(const Plan& plan);
+const GroupPlan* FindGroup(const Plan& plan, NodeId member);
+const TensorPlan* FindTensor(const Plan& plan, TensorId id);
+
+}  // namespace paceline
