@@ -31,6 +31,11 @@ struct Member {
   bool operator==(const Member&) const = default;
 };
 
+// A change of membership activates this many steps above the highest step its members acknowledged.
+// A member that acknowledged step s goes on, and holds before step s + kActivationMargin until the
+// change is committed or aborted; so nobody passes an activation step unknowingly.
+inline constexpr uint64_t kActivationMargin = 2;
+
 struct GroupPlan {
   GroupId id;
   GroupGeneration generation;

@@ -1,0 +1,86 @@
+// Drives parameter shards with real messages: receives frames, takes each to the one thread that
+// owns its chunk, sends the replies. Lives in servers, and in workers in allreduce mode.
+//
+// What each operation means at an owner (docs/wire_format.md has the bytes):
+//  Init      From plan.init_writer only. Writes initial values; answered when all pieces are in.
+//            Until a tensor is sealed the values may be overwritten.
+//  Pull      Answered with weights and version. Parked until the tensor is sealed.
+//  PushPull  Joins the round (group, step, ordinal) of the chunk. When every member of the group
+//            generation that holds for `step` has contributed (a PushPull/Push with samples 0 and
+//            no payload, or a Boundary covering the step, counts as zero samples), the sum is
+//            divided (normalization), the optimizer applies it, version + 1, and every contributor
+//            gets the same reply: weights and version.
+//  Push      The same; the reply carries no weights.
+//  Reduce    The sum comes back (samples = total); nothing is applied.
+//  Boundary  The member contributes nothing more to steps step..origin_step; answered with kOk.
+//  ReadState / WriteState  Weights, optimizer slots, version of one chunk (layout in
+//            docs/wire_format.md); WriteState from the init writer only.
+// Learning rate of a round: of the contributing member with the lowest rank.
+// A frame of a group generation that is newer than known, or for a step before its activation, is
+// parked (bounded) until the plan comes; of one that no longer holds for its step it is answered
+// kOldGeneration. job_generation: newer is parked, older is accepted while this owner still owns
+// the chunk, else kNotOwner. A repeated operation (same incarnation, group, origin step, ordinal,
+// kind, chunk) is never applied twice: it gets the kept reply, or waits for the round it is part
+// of.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/base/types.h"
+#include "plan/messages.h"
+#include "plan/plan.h"
+#include "plan/report.h"
+#include "transport/channel.h"
+
+namespace paceline {
+
+struct RouterOptions {
+  NodeId self;                            // the owner this router is
+  uint32_t threads = 2;                   // shard threads; a chunk belongs to one of them
+  uint64_t job_memory_quota = 0;          // bytes per job; 0 = no limit
+  uint64_t max_parked_bytes = 64u << 20;  // per job
+};
+
+// One chunk of a cut, handed to the writer of checkpoint parts while the shard thread holds it.
+struct ChunkSnapshot {
+  ChunkKey key;
+  Version version;
+  std::map<std::string, std::vector<float>> arrays;  // "weights", optimizer slots by name
+  uint64_t applied_steps = 0;                        // Adam's t
+};
+
+// Thread rule: every method may be called from any thread. Directives are applied in call order;
+// `done` is called from a shard thread when the directive is in force in all of them.
+class Router : public FrameSink, public KeyStore {
+ public:
+  using Done = std::function<void(absl::Status)>;
+  ~Router() override = default;
+
+  virtual void ApplyPlan(const Plan& plan, Done done) = 0;
+  virtual void Prepare(const PrepareDirective& directive, Done done) = 0;
+  virtual void Commit(const CommitDirective& directive, Done done) = 0;
+  virtual void Abort(const AbortDirective& directive, Done done) = 0;
+  virtual void Fence(const FenceDirective& directive, Done done) = 0;
+  virtual void Seal(const SealedDirective& directive, Done done) = 0;
+  virtual void EndJob(const EndJobDirective& directive, Done done) = 0;
+
+  // Phase 1 of a cut: holds every step of the job above what is applied or decided, answers per
+  // group. Phase 2: lets each group run to `steps`, copies, releases, hands the copies over.
+  virtual void CutCollect(JobId job, std::function<void(std::map<GroupId, Step>)> done) = 0;
+  virtual void CutAt(JobId job, const std::map<GroupId, Step>& steps,
+                     std::function<void(absl::StatusOr<std::vector<ChunkSnapshot>>)> done) = 0;
+  virtual void CutAbort(JobId job) = 0;
+
+  // What the scheduler is told: staleness and counts per job; bytes and connections.
+  virtual ServerReport Report() = 0;
+};
+
+std::unique_ptr<Router> NewRouter(const RouterOptions& options);
+
+}  // namespace paceline
