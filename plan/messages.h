@@ -39,6 +39,8 @@ struct JoinRequest {
   JobSpec job;                       // workers only
   std::optional<WorkerIndex> index;  // workers only
   uint64_t process_id = 0;
+
+  bool operator==(const JoinRequest&) const = default;
 };
 
 struct JoinReply {
@@ -50,25 +52,35 @@ struct JoinReply {
                     // it with the plan
   uint32_t heartbeat_interval_ms = 500;
   uint32_t failure_timeout_ms = 5000;
+
+  bool operator==(const JoinReply&) const = default;
 };
 
 // Registers tensors in one batch; answered when the placement has been sent to the owners and
 // acknowledged by them. Repeating a registration returns the same ids.
 struct RegisterTensorsRequest {
   std::vector<TensorSpec> tensors;
+
+  bool operator==(const RegisterTensorsRequest&) const = default;
 };
 struct RegisterTensorsReply {
   std::vector<TensorId> ids;  // in request order
   JobGeneration generation;   // the plan that holds them all
+
+  bool operator==(const RegisterTensorsReply&) const = default;
 };
 
 // The initial values of these tensors are at all owners (writer only).
 struct InitDoneRequest {
   std::vector<TensorId> tensors;
+
+  bool operator==(const InitDoneRequest&) const = default;
 };
 
 struct SetOptimizerRequest {
   NamedSpec optimizer;
+
+  bool operator==(const SetOptimizerRequest&) const = default;
 };
 
 // Draws samples ahead. In a deterministic job `step` names the step the batch is for, and the reply
@@ -76,28 +88,40 @@ struct SetOptimizerRequest {
 struct DrawSamplesRequest {
   Samples wanted;
   Step step;
+
+  bool operator==(const DrawSamplesRequest&) const = default;
 };
 struct DrawSamplesReply {
   std::vector<SampleRange> ranges;
   bool finished = false;  // no samples are left in the job
+
+  bool operator==(const DrawSamplesReply&) const = default;
 };
 
 struct ReturnSamplesRequest {
   std::vector<SampleRange> ranges;
+
+  bool operator==(const ReturnSamplesRequest&) const = default;
 };
 
 // Released when every live worker of the job that has not left has arrived at `name`.
 struct BarrierRequest {
   std::string name;
+
+  bool operator==(const BarrierRequest&) const = default;
 };
 
 // Starts a consistent cut that the owners write below `directory`; answered when it is complete.
 struct CheckpointRequest {
   std::string directory;
+
+  bool operator==(const CheckpointRequest&) const = default;
 };
 struct CheckpointReply {
   std::string path;
   std::map<GroupId, Step> cut;  // last step of each group that is in it
+
+  bool operator==(const CheckpointReply&) const = default;
 };
 
 // An answer to a directive with `change` or `cut`: what the node was told is in force there.
@@ -106,28 +130,38 @@ struct AckRequest {
   Step step;                        // workers: the step they are in; the change activates above it
   std::map<GroupId, Step> applied;  // owners, for a cut: highest step applied or decided
   std::string error;                // not empty: the node could not
+
+  bool operator==(const AckRequest&) const = default;
 };
 
 struct LinkDownRequest {
   NodeId peer;
   uint32_t since_ms = 0;  // how long, with bytes outstanding
   std::string cause;
+
+  bool operator==(const LinkDownRequest&) const = default;
 };
 
 struct LeaveRequest {
   std::string reason;
   int32_t exit_code = 0;
   WorkerReport last;
+
+  bool operator==(const LeaveRequest&) const = default;
 };
 
-struct Heartbeat {};
+struct Heartbeat {
+  bool operator==(const Heartbeat&) const = default;
+};
 
 // What a node can ask of the scheduler once joined.
 using NodeRequest =
     std::variant<Heartbeat, RegisterTensorsRequest, InitDoneRequest, SetOptimizerRequest,
                  DrawSamplesRequest, ReturnSamplesRequest, BarrierRequest, CheckpointRequest,
                  AckRequest, LinkDownRequest, WorkerReport, ServerReport, LeaveRequest>;
-struct Empty {};
+struct Empty {
+  bool operator==(const Empty&) const = default;
+};
 using NodeReply = std::variant<Empty, RegisterTensorsReply, DrawSamplesReply, CheckpointReply>;
 
 // ---- Directives -------------------------------------------------------------------------------
@@ -137,6 +171,8 @@ using NodeReply = std::variant<Empty, RegisterTensorsReply, DrawSamplesReply, Ch
 struct PlanDirective {
   uint64_t change = 0;
   Plan plan;
+
+  bool operator==(const PlanDirective&) const = default;
 };
 
 // First phase of a change of membership: be ready for these groups, answer with the step you are
@@ -146,6 +182,8 @@ struct PrepareDirective {
   JobId job;
   std::vector<GroupPlan> groups;  // a group without members ends
   std::string reason;
+
+  bool operator==(const PrepareDirective&) const = default;
 };
 
 // Second phase: in force from each group's activation step on.
@@ -154,12 +192,16 @@ struct CommitDirective {
   JobId job;
   std::vector<GroupPlan> groups;
   std::string reason;
+
+  bool operator==(const CommitDirective&) const = default;
 };
 
 struct AbortDirective {
   uint64_t change = 0;
   JobId job;
   std::string reason;
+
+  bool operator==(const AbortDirective&) const = default;
 };
 
 // This incarnation is dead: refuse its frames, void its rounds. One phase.
@@ -169,11 +211,15 @@ struct FenceDirective {
   NodeRef dead;
   std::vector<GroupPlan> groups;  // the groups it was in, without it, next generation
   std::string reason;
+
+  bool operator==(const FenceDirective&) const = default;
 };
 
 struct SealedDirective {
   JobId job;
   std::vector<TensorId> tensors;
+
+  bool operator==(const SealedDirective&) const = default;
 };
 
 // Cut, phase 1: hold later steps, answer with the highest step applied per group. Phase 2: copy
@@ -185,10 +231,14 @@ struct CutDirective {
   bool abort = false;             // release without writing
   std::map<GroupId, Step> steps;  // phase 2
   std::string directory;          // phase 2
+
+  bool operator==(const CutDirective&) const = default;
 };
 
 struct RecallSamplesDirective {
   JobId job;
+
+  bool operator==(const RecallSamplesDirective&) const = default;
 };
 
 // Ends a job on a node: workers stop with `reason`, servers drop its shards.
@@ -196,6 +246,8 @@ struct EndJobDirective {
   JobId job;
   bool failed = false;
   std::string reason;
+
+  bool operator==(const EndJobDirective&) const = default;
 };
 
 struct Directive {
@@ -204,6 +256,8 @@ struct Directive {
   std::variant<PlanDirective, PrepareDirective, CommitDirective, AbortDirective, FenceDirective,
                SealedDirective, CutDirective, RecallSamplesDirective, EndJobDirective>
       body;
+
+  bool operator==(const Directive&) const = default;
 };
 
 }  // namespace paceline

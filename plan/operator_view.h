@@ -23,6 +23,8 @@ struct DecisionRecord {
   std::string job;           // empty: about the cluster
   std::string kind;          // "join", "leave", "group", "placement", "sealed", "fence", ...
   std::string text;          // one line with the reason
+
+  bool operator==(const DecisionRecord&) const = default;
 };
 
 struct NodeView {
@@ -39,12 +41,16 @@ struct NodeView {
   uint64_t process_id = 0;
   WorkerReport worker;  // workers: the newest report
   ServerReport server;  // servers: the newest report
+
+  bool operator==(const NodeView&) const = default;
 };
 
 struct GroupView {
   GroupPlan plan;
   Step step;  // highest reported
   uint32_t step_time_us = 0;
+
+  bool operator==(const GroupView&) const = default;
 };
 
 struct WorkerStalenessView {
@@ -59,6 +65,8 @@ struct WorkerStalenessView {
   Samples discarded;          // owners' count
   Samples returned;           // scheduler's count of what came back
   Samples drawn_by_worker, applied_by_worker, discarded_by_worker, returned_by_worker;
+
+  bool operator==(const WorkerStalenessView&) const = default;
 };
 
 struct GroupStalenessView {
@@ -68,6 +76,8 @@ struct GroupStalenessView {
   uint64_t step_lag = 0;
   int64_t formula_sum = 0;  // sum(tau) by the exact formula
   uint32_t last_seen_ms = 0;
+
+  bool operator==(const GroupStalenessView&) const = default;
 };
 
 struct MetricView {
@@ -75,6 +85,8 @@ struct MetricView {
   double value = 0;
   std::string worker;
   Step step;
+
+  bool operator==(const MetricView&) const = default;
 };
 
 struct JobView {
@@ -100,6 +112,8 @@ struct JobView {
   std::vector<WorkerStalenessView> worker_staleness;
   std::vector<MetricView> metrics;
   std::vector<TensorPlan> tensors;
+
+  bool operator==(const JobView&) const = default;
 };
 
 struct ClusterView {
@@ -109,22 +123,30 @@ struct ClusterView {
   uint64_t uptime_ms = 0;
   std::vector<NodeView> nodes;
   std::vector<JobView> jobs;  // finished ones too, a bounded number
+
+  bool operator==(const ClusterView&) const = default;
 };
 
 struct EventsQuery {
   uint64_t after = 0;  // sequence; 0 = from the oldest kept
   uint32_t limit = 1000;
   std::string job;  // empty = all
+
+  bool operator==(const EventsQuery&) const = default;
 };
 
 struct StopJobRequest {
   std::string job;
   bool failed = false;  // what the workers and the launcher report
   std::string reason;
+
+  bool operator==(const StopJobRequest&) const = default;
 };
 
 struct StatusQuery {
   std::string job;  // empty = all; detail lists are filled either way
+
+  bool operator==(const StatusQuery&) const = default;
 };
 
 using OperatorRequest = std::variant<StatusQuery, EventsQuery, StopJobRequest>;
