@@ -62,7 +62,7 @@ struct JobSpec {
   Normalization normalization = Normalization::kMean;
   Aggregation aggregation = Aggregation::kServer;
   bool deterministic = false;       // sum in rank order; samples by (step, rank) with one group
-  uint64_t chunk_bytes = 4u << 20;  // cut of dense tensors; multiple of 64, 4 KiB .. 256 MiB
+  uint64_t chunk_bytes = 1u << 20;  // cut of dense tensors; multiple of 64, 4 KiB .. 256 MiB
   uint64_t sample_count = 0;        // size of the training set; 0 = the job draws none
   uint64_t epochs = 0;              // passes over the training set; 0 = no end
   uint64_t batch_size = 0;  // samples of one worker in one step; used by deterministic draws
@@ -80,7 +80,7 @@ struct JobSpec {
 // InvalidArgument names the field, the value and the range.
 absl::Status Validate(const JobSpec& spec);
 
-// The name of the first field that differs, with both values ("chunk_bytes: 4194304 != 65536"),
+// The name of the first field that differs, with both values ("chunk_bytes: 1048576 != 65536"),
 // or empty. An optimizer that is not set in `joiner` does not differ.
 std::string FirstDifference(const JobSpec& holding, const JobSpec& joiner);
 
