@@ -3,7 +3,7 @@
 #pragma once
 
 #include <functional>
-#include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "plan/messages.h"
@@ -11,9 +11,10 @@
 
 namespace paceline {
 
-// Thread rule: every method may be called from any thread; calls block until the reply or the
-// deadline. Errors: Unavailable (no scheduler there; retry), DeadlineExceeded, and what the
-// scheduler answered (FailedPrecondition: this incarnation is fenced or superseded).
+// Thread rule: Join, Call, Operate and Peer may be called from any thread and block until the reply
+// or the deadline; Watch and StopWatch from one thread at a time. Errors: Unavailable (no scheduler
+// there; retry), ResourceExhausted (the scheduler is busy; back off), DeadlineExceeded, and what
+// the scheduler answered (FailedPrecondition: this incarnation is fenced or superseded).
 class ControlClient {
  public:
   virtual ~ControlClient() = default;
@@ -23,9 +24,10 @@ class ControlClient {
                                          Ticks timeout) = 0;
   virtual absl::StatusOr<OperatorReply> Operate(const OperatorRequest& request, Ticks timeout) = 0;
 
-  // Opens the Watch stream. `on_directive` is called in order, from one thread of the client, and
-  // must not block. `on_closed` is called once when the stream ended, with the cause. StopWatch
-  // returns when no callback runs or will run.
+  // Opens the Watch stream, stopping one that is open. `on_directive` is called in order, from one
+  // thread of the client, and must not block. `on_closed` is called once, last, when the stream
+  // ended, with the cause (Cancelled after StopWatch). StopWatch returns when no callback runs or
+  // will run; neither it nor Watch may be called from a callback.
   virtual void Watch(NodeRef self, std::function<void(Directive)> on_directive,
                      std::function<void(absl::Status)> on_closed) = 0;
   virtual void StopWatch() = 0;

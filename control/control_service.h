@@ -11,7 +11,9 @@
 namespace paceline {
 
 // Where directives of one Watch stream go.
-// Thread rule: called from the scheduler's event loop only; must not block.
+// Thread rule: Send from the scheduler's event loop only; Close from there or, when the service
+// refuses the stream, from OpenWatch. Neither may block or call the service. Nothing is sent after
+// Close.
 class DirectiveSink {
  public:
   virtual ~DirectiveSink() = default;
@@ -20,8 +22,9 @@ class DirectiveSink {
 };
 
 // Thread rule: methods may be called from any thread and never block; each callback is called
-// exactly once, from the event loop, also when the service shuts down (Unavailable).
-// ResourceExhausted: the bounded event queue is full; the caller backs off.
+// exactly once, from the event loop, also when the service shuts down (Unavailable); it must not
+// block. A request that cannot be queued is refused from within the method: ResourceExhausted (the
+// bounded event queue is full; the caller backs off) or Unavailable (shut down).
 class ControlService {
  public:
   virtual ~ControlService() = default;
@@ -31,8 +34,10 @@ class ControlService {
                     std::function<void(absl::StatusOr<NodeReply>)> done) = 0;
   virtual void Operate(OperatorRequest request,
                        std::function<void(absl::StatusOr<OperatorReply>)> done) = 0;
-  // A second stream of the same node replaces the first (which is closed with Aborted).
+  // A second stream of the same node replaces the first (which is closed with Aborted). One of an
+  // incarnation that is not its node's newest is closed with FailedPrecondition.
   virtual void OpenWatch(NodeRef from, std::shared_ptr<DirectiveSink> sink) = 0;
+  // After it the service drops `sink`; a directive already on its way may still be sent.
   virtual void CloseWatch(NodeRef from, const DirectiveSink* sink) = 0;
 };
 
