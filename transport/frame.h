@@ -65,6 +65,7 @@ enum class FrameStatus : uint8_t {
   kQuota = 11,
   kJobEnded = 12,
   kInternal = 13,
+  kDenied = 14,  // handshake: the key is wrong or the identity was never known
 };
 std::string_view Name(FrameStatus status);
 
@@ -106,7 +107,8 @@ void EncodeHeader(const FrameHeader& header, EncodedHeader& out);
 
 // InvalidArgument naming the field and value: magic, version, header length, header checksum,
 // kind, status, dtype, reserved bytes, length > kMaxPieceBytes, total > kMaxMessageBytes,
-// offset + length > total (no overflow).
+// offset + length > total (no overflow), an empty piece of a message that has bytes.
+// Total: any bytes of any length give a header or an error.
 absl::StatusOr<FrameHeader> DecodeHeader(std::span<const std::byte> bytes);
 
 // XXH3-64, the checksum of payload pieces and headers.
