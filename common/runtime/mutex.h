@@ -6,7 +6,12 @@
 #include <condition_variable>
 #include <mutex>
 
+#include "absl/base/thread_annotations.h"
 #include "common/base/types.h"
+
+// Older Abseil defines some of these names itself, with the same meaning on clang only.
+#undef GUARDED_BY
+#undef NO_THREAD_SAFETY_ANALYSIS
 
 #if defined(__clang__)
 #define PACELINE_ATTRIBUTE(x) __attribute__((x))
