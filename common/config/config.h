@@ -96,9 +96,10 @@ struct LaunchConfig {
 // How a subcommand of pacelinectl reaches the scheduler.
 struct ClientConfig {
   std::string scheduler = "127.0.0.1:4300";
-  uint32_t timeout_ms = 5000;
+  uint32_t timeout_ms = 5000;  // of one question
   bool insecure = false;
   TlsConfig tls;
+  std::vector<std::string> arguments;  // positional
 };
 
 // Either a configuration to run with, or (--help, --version, --print-config) a text to print on
@@ -128,12 +129,21 @@ absl::StatusOr<ParsedOrExit<WorkerConfig>> LoadWorkerConfig(int argc, const char
 absl::StatusOr<ParsedOrExit<LaunchConfig>> LoadLaunchConfig(int argc, const char* const* argv,
                                                             const Environment& env);
 
+// A subcommand: argv[0] is its name. `command_keys` are its own; `usage` is printed by --help.
+absl::StatusOr<ParsedOrExit<ClientConfig>> LoadClientConfig(int argc, const char* const* argv,
+                                                            const Environment& env,
+                                                            std::string usage, size_t max_arguments,
+                                                            KeyTable* command_keys);
+
 // For a process that the launcher, Kubernetes or Slurm started: PACELINE_* (and the file that
 // PACELINE_CONFIG names) only.
 absl::StatusOr<WorkerConfig> WorkerConfigFromEnvironment(const Environment& env);
 
 // The PACELINE_* variables that make WorkerConfigFromEnvironment return this spec.
 std::map<std::string, std::string> JobEnvironment(const JobSpec& spec);
+
+// "0.1.0"
+std::string_view ProgramVersion();
 
 // ---- Security ----------------------------------------------------------------------------------
 

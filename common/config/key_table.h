@@ -27,12 +27,14 @@ enum class KeyShape : uint8_t {
 };
 
 struct Key {
-  std::string path;      // in the file: "tls.cert"; the flag is --tls-cert
-  std::string variable;  // "PACELINE_TLS_CERT"; empty: none
+  std::string path;      // in the file: "tls.cert", "job.epochs"
+  std::string flag;      // "--tls-cert", "--epochs" (without "job"); empty: none
+  std::string variable;  // "PACELINE_TLS_CERT", "PACELINE_EPOCHS"; empty: none
   std::string allowed;   // "1 .. 65535", shown in errors, help and docs
   std::string doc;       // one line
   KeyShape shape = KeyShape::kScalar;
-  bool is_switch = false;  // --insecure means --insecure=true
+  std::string
+      implied;  // what the flag means without a value ("true" for a switch); empty: needs one
   // Sets the value from its text; the status says only what is wrong with it.
   std::function<absl::Status(std::string_view text)> set;
   std::function<std::string()> get;
@@ -57,18 +59,22 @@ class KeyTable {
   void Labels(std::string path, std::string doc, std::map<std::string, std::string>* field);
   void Named(std::string path, std::string doc, NamedSpec* field);
   void NamedMap(std::string path, std::string doc, std::map<std::string, NamedSpec>* field);
+  // Fills flag and variable from the path where they are empty.
   Key& Add(Key key);
+  // Takes over the rows of another table, whose fields stay where they are.
   void Append(const KeyTable& other);
-
-  // The variable of the row just added, where it is not PACELINE_ + path in capitals.
-  void Variable(std::string name) { keys_.back().variable = std::move(name); }
+  // Flag and variable of the row just added, where they do not follow from the path.
+  void Spelled(std::string flag, std::string variable);
 
   const std::vector<Key>& keys() const { return keys_; }
+  std::vector<Key>& keys() { return keys_; }
   Key* Find(std::string_view path);
+  // Where the value of a key came from, as errors say it: "flag --listen".
+  std::string OriginOf(std::string_view path) const;
 
   // Each names key, value, allowed values and origin in its error.
   absl::Status LoadFile(const std::string& path);
-  absl::Status LoadText(std::string_view yaml, std::string_view file_name);
+  absl::Status LoadText(const std::string& yaml, const std::string& file_name);
   absl::Status LoadEnvironment(const Environment& env);
   absl::Status Set(Key& key, std::string_view text, std::string origin);
   // `path=value` of --set; `path` may leave "job." out.
