@@ -23,3 +23,8 @@ if(PACELINE_SANITIZE)
   add_compile_options(-fsanitize=${PACELINE_SANITIZE} -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${PACELINE_SANITIZE})
 endif()
+if(PACELINE_FUZZERS)
+  # Coverage of the code under test steers the fuzzer; the executables add its main.
+  add_compile_options(-fsanitize=fuzzer-no-link)
+  add_link_options(-fsanitize=fuzzer-no-link)
+endif()
