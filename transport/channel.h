@@ -97,6 +97,8 @@ class Channel {
   // Ends the connection; queued sends complete with `cause`. OnClosed follows. Idempotent.
   virtual void Close(absl::Status cause) = 0;
 
+  // On the accepting end: who opened the channel. On the connecting end only the job is known: the
+  // handshake proves that the other end holds our key; frames are bound to the node of the first.
   virtual const PeerIdentity& peer() const = 0;
   virtual std::string peer_address() const = 0;
   virtual std::string transport() const = 0;  // "tcp", "loopback"
@@ -137,6 +139,8 @@ class KeyStore {
   virtual absl::StatusOr<ChannelKey> Find(const PeerIdentity& peer) const = 0;
 };
 
+// Destroying it stops accepting and closes the channels it accepted; its sink and keys are not
+// called afterwards. Not destroyed from a sink.
 class Listener {
  public:
   virtual ~Listener() = default;
@@ -149,11 +153,22 @@ struct TransportOptions {
   uint64_t max_receive_bytes = 64u << 20;  // in Payloads not yet destroyed, per channel
   uint32_t max_connections = 4096;
   uint32_t handshake_timeout_ms = 5000;
-  uint32_t user_timeout_ms = 10000;  // TCP_USER_TIMEOUT
+  // A link is given up when bytes are outstanding and the peer's host acknowledges nothing for
+  // this long. A peer that is alive and does not read is slow, not dead.
+  uint32_t user_timeout_ms = 10000;
 };
 
-// Owns I/O threads and everything opened through it. Destroying it closes all channels; no sink is
-// called afterwards.
+struct TransportStats {
+  uint32_t connections = 0;      // now, with those in the handshake
+  uint64_t accepted = 0;         // authenticated channels others opened to us
+  uint64_t refused = 0;          // handshakes: wrong key, fenced, not a peer of ours
+  uint64_t over_limit = 0;       // dropped at max_connections
+  uint64_t protocol_errors = 0;  // channels closed for what came through them
+};
+
+// Owns I/O threads and everything opened through it: letting go of a channel does not close it,
+// Close does. Destroying the transport closes all channels; no sink is called afterwards. Sinks
+// outlive the transport, those of a listener at least the listener. Not destroyed from a sink.
 // Thread rule: every method may be called from any thread.
 class Transport {
  public:
@@ -172,6 +187,8 @@ class Transport {
                                                            const PeerIdentity& self,
                                                            const ChannelKey& key, FrameSink* sink,
                                                            Ticks timeout) = 0;
+
+  virtual TransportStats stats() const = 0;
 };
 
 std::unique_ptr<Transport> NewTcpTransport(const TransportOptions& options);

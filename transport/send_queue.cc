@@ -1,0 +1,157 @@
+#include "transport/send_queue.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/base/check.h"
+#include "common/base/status.h"
+
+namespace paceline {
+namespace {
+
+uint64_t BytesOnWire(uint64_t payload) {
+  const uint64_t pieces = std::max<uint64_t>(1, (payload + kMaxPieceBytes - 1) / kMaxPieceBytes);
+  return payload + pieces * kFrameHeaderBytes;
+}
+
+}  // namespace
+
+absl::Status SendQueue::Push(const FrameHeader& header, std::span<const std::byte> payload,
+                             int32_t priority, Channel::Completion& done) {
+  if (payload.size() > kMaxMessageBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("message of ", payload.size(), " bytes; at most ", kMaxMessageBytes,
+                     " are allowed, cut the tensor into smaller chunks"));
+  }
+  const uint64_t bytes = BytesOnWire(payload.size());
+  MutexLock lock(&mutex_);
+  if (!closed_.ok()) return closed_;
+  const uint64_t queued = queued_bytes();
+  if (bytes > max_bytes_ || queued > max_bytes_ - bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(queued, " bytes are queued and ", bytes,
+                                                     " more exceed max_send_bytes ", max_bytes_,
+                                                     "; wait for completions or raise it"));
+  }
+  queued_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  const uint32_t slot = TakeSlot();
+  Message& message = slots_[slot];
+  message.header = header;
+  message.header.total = payload.size();
+  message.payload = payload;
+  message.done = std::move(done);
+  message.next_offset = 0;
+  message.used = true;
+  heap_.push_back({.priority = priority, .order = next_order_++, .slot = slot});
+  std::push_heap(heap_.begin(), heap_.end());
+  return absl::OkStatus();
+}
+
+uint32_t SendQueue::TakeSlot() {
+  if (free_slots_.empty()) {
+    slots_.emplace_back();
+    return static_cast<uint32_t>(slots_.size() - 1);
+  }
+  const uint32_t slot = free_slots_.back();
+  free_slots_.pop_back();
+  return slot;
+}
+
+void SendQueue::FreeSlot(uint32_t slot) {
+  slots_[slot].used = false;
+  free_slots_.push_back(slot);
+}
+
+std::span<const iovec> SendQueue::Gather() {
+  if (part_begin_ == part_end_) {
+    CutBatch();
+    EncodeBatch();
+  }
+  return std::span(parts_).subspan(part_begin_, part_end_ - part_begin_);
+}
+
+void SendQueue::CutBatch() {
+  piece_begin_ = piece_end_ = 0;
+  size_t bytes = 0;
+  MutexLock lock(&mutex_);
+  while (!heap_.empty() && piece_end_ < kMaxBatchPieces) {
+    const uint32_t slot = heap_.front().slot;
+    Message& message = slots_[slot];
+    const uint64_t left = message.header.total - message.next_offset;
+    const auto length = static_cast<uint32_t>(std::min<uint64_t>(left, kMaxPieceBytes));
+    if (piece_end_ > 0 && bytes + length > kMaxPieceBytes) break;
+    bytes += length;
+    pieces_[piece_end_++] = {.message = &message,
+                             .slot = slot,
+                             .offset = message.next_offset,
+                             .length = length,
+                             .last = left == length,
+                             .unwritten = kFrameHeaderBytes + length};
+    message.next_offset += length;
+    if (left == length) {
+      std::pop_heap(heap_.begin(), heap_.end());
+      heap_.pop_back();
+    }
+  }
+}
+
+// Outside the lock: checksums take a while, and only this thread touches what was cut.
+void SendQueue::EncodeBatch() {
+  part_begin_ = part_end_ = 0;
+  for (size_t i = piece_begin_; i < piece_end_; ++i) {
+    const Piece& piece = pieces_[i];
+    const std::span<const std::byte> payload =
+        piece.message->payload.subspan(piece.offset, piece.length);
+    FrameHeader header = piece.message->header;
+    header.offset = piece.offset;
+    header.length = piece.length;
+    header.checksum = Checksum(payload);
+    EncodeHeader(header, headers_[i]);
+    parts_[part_end_++] = {.iov_base = headers_[i].data(), .iov_len = kFrameHeaderBytes};
+    if (payload.empty()) continue;
+    parts_[part_end_++] = {.iov_base = const_cast<std::byte*>(payload.data()),
+                           .iov_len = payload.size()};
+  }
+}
+
+uint64_t SendQueue::Wrote(size_t bytes, std::vector<Channel::Completion>& finished) {
+  queued_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
+  for (size_t left = bytes; left > 0;) {
+    PACELINE_CHECK(part_begin_ < part_end_);
+    iovec& part = parts_[part_begin_];
+    const size_t n = std::min(left, part.iov_len);
+    part.iov_base = static_cast<std::byte*>(part.iov_base) + n;
+    part.iov_len -= n;
+    left -= n;
+    if (part.iov_len == 0) ++part_begin_;
+  }
+  uint64_t frames = 0;
+  for (; bytes > 0; ++piece_begin_) {
+    Piece& piece = pieces_[piece_begin_];
+    const size_t n = std::min(bytes, piece.unwritten);
+    piece.unwritten -= n;
+    bytes -= n;
+    if (piece.unwritten > 0) break;
+    ++frames;
+    if (!piece.last) continue;
+    finished.push_back(std::move(piece.message->done));
+    MutexLock lock(&mutex_);
+    FreeSlot(piece.slot);
+  }
+  return frames;
+}
+
+void SendQueue::Close(const absl::Status& cause, std::vector<Channel::Completion>& unfinished) {
+  MutexLock lock(&mutex_);
+  if (!closed_.ok()) return;
+  closed_ = cause;
+  for (Message& message : slots_) {
+    if (message.used) unfinished.push_back(std::move(message.done));
+  }
+  heap_.clear();
+  slots_.clear();
+  free_slots_.clear();
+  queued_bytes_.store(0, std::memory_order_relaxed);
+  part_begin_ = part_end_ = piece_begin_ = piece_end_ = 0;
+}
+
+}  // namespace paceline

@@ -1,0 +1,100 @@
+// Messages of one channel that wait to be written, cut into pieces, most urgent first.
+//
+// Pieces are gathered into batches of at most one full piece (256 KB) or kMaxBatchPieces small
+// ones, each batch one vectored write. What is in a batch is committed; a more urgent message goes
+// before everything else. So an urgent message waits for at most one batch.
+//
+// Thread rule: Push and queued_bytes from any thread, the rest from the channel's I/O thread.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/runtime/mutex.h"
+#include "transport/channel.h"
+#include "transport/frame.h"
+
+namespace paceline {
+
+class SendQueue {
+ public:
+  static constexpr size_t kMaxBatchPieces = 64;
+
+  explicit SendQueue(uint64_t max_bytes) : max_bytes_(max_bytes) {}
+
+  // Takes `done` only when OK. InvalidArgument: payload larger than a message may be.
+  // ResourceExhausted: the bound would be exceeded. After Close: its cause.
+  absl::Status Push(const FrameHeader& header, std::span<const std::byte> payload, int32_t priority,
+                    Channel::Completion& done) EXCLUDES(mutex_);
+
+  // What is to be written next; empty when nothing waits. The same bytes until Wrote.
+  std::span<const iovec> Gather() EXCLUDES(mutex_);
+  // The first `bytes` of what Gather gave are written. Adds the completions of messages that are
+  // now written whole, and returns how many frames are.
+  uint64_t Wrote(size_t bytes, std::vector<Channel::Completion>& finished) EXCLUDES(mutex_);
+
+  // Refuses every later Push with `cause`; adds the completions of all messages not yet written.
+  void Close(const absl::Status& cause, std::vector<Channel::Completion>& unfinished)
+      EXCLUDES(mutex_);
+
+  // Headers and payloads accepted and not yet written.
+  uint64_t queued_bytes() const { return queued_bytes_.load(std::memory_order_relaxed); }
+
+ private:
+  struct Message {
+    FrameHeader header;
+    std::span<const std::byte> payload;
+    Channel::Completion done;
+    uint64_t next_offset = 0;  // of the next piece to be cut
+    bool used = false;
+  };
+  struct Waiting {
+    int32_t priority;
+    uint64_t order;
+    uint32_t slot;
+    bool operator<(const Waiting& other) const {
+      return priority != other.priority ? priority < other.priority : order > other.order;
+    }
+  };
+  struct Piece {
+    Message* message = nullptr;
+    uint32_t slot = 0;
+    uint64_t offset = 0;
+    uint32_t length = 0;
+    bool last = false;
+    size_t unwritten = 0;
+  };
+
+  void CutBatch() EXCLUDES(mutex_);
+  void EncodeBatch();
+  uint32_t TakeSlot() REQUIRES(mutex_);
+  void FreeSlot(uint32_t slot) REQUIRES(mutex_);
+
+  const uint64_t max_bytes_;
+  std::atomic<uint64_t> queued_bytes_ = 0;
+
+  Mutex mutex_;
+  std::vector<Waiting> heap_ GUARDED_BY(mutex_);
+  std::deque<Message> slots_ GUARDED_BY(mutex_);  // addresses stay; contents belong to who cut them
+  std::vector<uint32_t> free_slots_ GUARDED_BY(mutex_);
+  uint64_t next_order_ GUARDED_BY(mutex_) = 0;
+  absl::Status closed_ GUARDED_BY(mutex_);
+
+  // The batch; I/O thread only.
+  std::array<Piece, kMaxBatchPieces> pieces_;
+  size_t piece_begin_ = 0;
+  size_t piece_end_ = 0;
+  std::array<EncodedHeader, kMaxBatchPieces> headers_;
+  std::array<iovec, 2 * kMaxBatchPieces> parts_;
+  size_t part_begin_ = 0;
+  size_t part_end_ = 0;
+};
+
+}  // namespace paceline

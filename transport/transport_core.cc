@@ -1,0 +1,152 @@
+#include "transport/transport_core.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/base/check.h"
+#include "common/base/status.h"
+#include "common/runtime/clock.h"
+
+namespace paceline {
+namespace {
+
+constexpr Ticks kFirstRetry = Milliseconds(5);
+constexpr Ticks kLastRetry = Milliseconds(250);
+
+int64_t InMilliseconds(Ticks ticks) { return ticks.value() / 1'000'000; }
+
+// Sleeps without being in anyone's way: only the caller of Connect waits.
+void WaitFor(Ticks time) {
+  Mutex mutex;
+  CondVar never;
+  const Ticks until = Clock::Real().Now() + time;
+  MutexLock lock(&mutex);
+  for (Ticks left = time; left > Ticks(0); left = until - Clock::Real().Now()) {
+    never.WaitFor(&mutex, left);
+  }
+}
+
+}  // namespace
+
+TransportCore::TransportCore(const TransportOptions& options, std::string name,
+                             const MakePoller& make_poller)
+    : shared_(std::make_shared<TransportShared>(options, std::move(name))) {
+  for (uint32_t i = 0; i < std::max(1u, options.io_threads); ++i) {
+    threads_.push_back(std::make_shared<IoThread>(make_poller()));
+  }
+}
+
+const std::shared_ptr<IoThread>& TransportCore::NextThread() {
+  return threads_[next_thread_.fetch_add(1) % threads_.size()];
+}
+
+void TransportCore::Accept(const Acceptance& acceptance, const std::string& who,
+                           const MakeWire& make_wire) {
+  const std::shared_ptr<IoThread>& io = NextThread();
+  absl::StatusOr<std::unique_ptr<Wire>> wire = make_wire(*io);
+  if (!wire.ok()) {
+    shared_->log.Warning(absl::StrCat("cannot accept ", who, ": ", wire.status().message()));
+    return;
+  }
+  if (shared_->connections.load() >= shared_->options.max_connections) {
+    shared_->over_limit.fetch_add(1);
+    shared_->log.Warning(absl::StrCat("dropped ", who, ": max_connections ",
+                                      shared_->options.max_connections, " are open"));
+    return;
+  }
+  auto connection = Connection::Accepted(
+      {.shared = shared_, .io = io, .wire = *std::move(wire), .sink = acceptance.sink},
+      acceptance.keys, acceptance.listener);
+  io->Post([connection] { connection->Start(); });
+}
+
+void TransportCore::CloseAccepted(uint64_t listener) {
+  const absl::Status cause = absl::CancelledError("the listener is closing");
+  for (const auto& io : threads_) {
+    io->PostAndWait([&io, listener, &cause] {
+      for (const auto& handler : io->Handlers()) {
+        auto* connection = dynamic_cast<Connection*>(handler.get());
+        if (connection != nullptr && connection->listener() == listener) {
+          connection->EndNow(cause);
+        }
+      }
+    });
+  }
+}
+
+TransportCore::Attempt TransportCore::TryOnce(const std::string& address, const MakeWire& way,
+                                              const PeerIdentity& self, const ChannelKey& key,
+                                              FrameSink* sink, Ticks deadline) {
+  if (shared_->connections.load() >= shared_->options.max_connections) {
+    return {.channel = absl::ResourceExhaustedError(
+                absl::StrCat(shared_->name, " ", address, ": max_connections ",
+                             shared_->options.max_connections, " are open"))};
+  }
+  const std::shared_ptr<IoThread>& io = NextThread();
+  absl::StatusOr<std::unique_ptr<Wire>> wire = way(*io);
+  if (!wire.ok()) return {.channel = wire.status()};
+  auto result = std::make_shared<DialResult>();
+  auto connection = Connection::Dialed(
+      {.shared = shared_, .io = io, .wire = *std::move(wire), .sink = sink}, self, key, result);
+  if (!io->Post([connection] { connection->Start(); })) {
+    return {.channel = absl::CancelledError("the transport is closing")};
+  }
+  const std::optional<DialResult::Outcome> outcome = result->WaitUntil(deadline);
+  if (!outcome) {
+    connection->Close(absl::DeadlineExceededError("nobody waits for this connection any more"));
+    return {.channel = absl::DeadlineExceededError("no answer")};
+  }
+  if (!outcome->status.ok()) return {.channel = outcome->status, .not_yet = outcome->not_yet};
+  return {.channel = std::shared_ptr<Channel>(connection)};
+}
+
+absl::StatusOr<std::shared_ptr<Channel>> TransportCore::Dial(const std::string& address,
+                                                             const std::vector<MakeWire>& ways,
+                                                             const PeerIdentity& self,
+                                                             const ChannelKey& key, FrameSink* sink,
+                                                             Ticks deadline) {
+  CheckNotInIoThread();
+  const Ticks start = Clock::Real().Now();
+  absl::Status last = absl::DeadlineExceededError("no time was given");
+  for (Ticks wait = kFirstRetry;; wait = std::min(wait + wait, kLastRetry)) {
+    bool not_yet = false;
+    for (const MakeWire& way : ways) {
+      if (Clock::Real().Now() >= deadline) break;
+      Attempt attempt = TryOnce(address, way, self, key, sink, deadline);
+      if (attempt.channel.ok()) return std::move(attempt.channel);
+      last = attempt.channel.status();
+      not_yet = attempt.not_yet;
+      if (not_yet || !absl::IsUnavailable(last)) break;
+    }
+    const Ticks now = Clock::Real().Now();
+    if (absl::IsDeadlineExceeded(last)) {
+      return absl::DeadlineExceededError(
+          absl::StrCat(shared_->name, " ", address, ": no channel within ",
+                       InMilliseconds(now - start), " ms: ", last.message()));
+    }
+    if (!not_yet) return last;
+    if (now + wait >= deadline) {
+      return Annotate(last, absl::StrCat("gave up after ", InMilliseconds(now - start), " ms"));
+    }
+    WaitFor(wait);
+  }
+}
+
+void TransportCore::CheckNotInIoThread() const {
+  for (const auto& io : threads_) PACELINE_CHECK(!io->InThread());
+}
+
+void TransportCore::Stop() {
+  CheckNotInIoThread();
+  for (const auto& io : threads_) io->Stop();
+}
+
+TransportStats TransportCore::stats() const {
+  return {.connections = shared_->connections.load(),
+          .accepted = shared_->accepted.load(),
+          .refused = shared_->refused.load(),
+          .over_limit = shared_->over_limit.load(),
+          .protocol_errors = shared_->protocol_errors.load()};
+}
+
+}  // namespace paceline
