@@ -10,6 +10,9 @@ function(paceline_library name)
       $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}>
       $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/paceline>)
     target_link_libraries(paceline_${name} PUBLIC ${ARG_DEPS} PRIVATE ${ARG_PRIVATE_DEPS})
+    file(RELATIVE_PATH folder ${CMAKE_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR})
+    set_property(GLOBAL APPEND PROPERTY PACELINE_ARCHIVES
+                 "${folder}=$<TARGET_FILE:paceline_${name}>")
   else()
     add_library(paceline_${name} INTERFACE)
     target_include_directories(paceline_${name} INTERFACE

@@ -1,0 +1,76 @@
+# Thin on purpose: every target is a few commands that can be typed by hand.
+# Needs make and git; everything else comes with `make deps`.
+JOBS ?= $(shell nproc)
+EPOCHS ?= 5
+BIN := build/release/bin
+PROGRAMS := paceline-scheduler paceline-server paceline-worker pacelinectl
+SOURCES = $(shell git ls-files '*.cc' '*.h')
+FILES ?= $(shell git ls-files '*.cc')
+SDK_ROOT := build/sdk
+
+.DEFAULT_GOAL := help
+.PHONY: help deps build run test test-release test-sanitizers test-fuzz lint format tidy dev bench sdk clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+deps: ## install what is missing (apt; root or sudo)
+	@deploy/install-dependencies.sh
+
+build: deps ## the programs, optimised, in build/release/bin
+	cmake --preset release
+	cmake --build build/release --target $(PROGRAMS) -j $(JOBS)
+
+# Four workers in a group of three and a group of one; the last computes three times slower.
+run: build ## train on this machine: 1 scheduler, 2 servers, 4 workers
+	$(BIN)/pacelinectl run --config configs/quickstart.yaml -- \
+	  $(BIN)/paceline-worker --model mlp --epochs $(EPOCHS) --slowdown 1,1,1,3
+
+# The programs' own tests come last, so that the end of the output is the whole suite.
+test: deps lint test-sanitizers test-fuzz test-release ## all that must hold: what CI runs
+
+test-release: ## every test on what users run
+	cmake --preset release
+	cmake --build build/release -j $(JOBS)
+	ctest --preset release --no-tests=error
+
+test-sanitizers: ## unit tests: address + undefined; those with threads: thread
+	cmake --preset asan-ubsan
+	cmake --build build/asan-ubsan --target unit_tests -j $(JOBS)
+	ctest --preset asan-ubsan -L unit --no-tests=error
+	cmake --preset tsan
+	cmake --build build/tsan --target concurrent_tests -j $(JOBS)
+	ctest --preset tsan -L concurrent --no-tests=error
+
+test-fuzz: ## a short run of each fuzz target
+	cmake --preset fuzz
+	cmake --build build/fuzz --target fuzzers -j $(JOBS)
+	ctest --preset fuzz -L fuzz --no-tests=error
+
+lint: ## layout and include rules
+	clang-format-14 --dry-run --Werror $(SOURCES)
+	python3 tests/layers_test/layers_test.py --includes-only
+
+format: ## rewrite the sources with clang-format
+	clang-format-14 -i $(SOURCES)
+
+tidy: ## clang-tidy, slowly; FILES=... for some
+	cmake --preset dev
+	cmake --build build/dev -j $(JOBS)
+	clang-tidy-14 -p build/dev --quiet $(FILES)
+
+dev: ## debug build of everything, in build/dev
+	cmake --preset dev
+	cmake --build build/dev -j $(JOBS)
+
+bench: deps ## benchmarks, in build/release/bin
+	cmake --preset release
+	cmake --build build/release -j $(JOBS)
+
+sdk: ## install programs, libraries and headers into build/sdk
+	cmake --preset release
+	cmake --build build/release -j $(JOBS)
+	cmake --install build/release --prefix $(SDK_ROOT)
+
+clean: ## remove build/; what runs wrote stays
+	rm -rf build
