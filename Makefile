@@ -48,11 +48,11 @@ test-fuzz: ## a short run of each fuzz target
 	ctest --preset fuzz -L fuzz --no-tests=error
 
 lint: ## layout and include rules
-	clang-format-14 --dry-run --Werror $(SOURCES)
+	@echo clang-format-14 --dry-run --Werror; clang-format-14 --dry-run --Werror $(SOURCES)
 	python3 tests/layers_test/layers_test.py --includes-only
 
 format: ## rewrite the sources with clang-format
-	clang-format-14 -i $(SOURCES)
+	@clang-format-14 -i $(SOURCES)
 
 tidy: ## clang-tidy, slowly; FILES=... for some
 	cmake --preset dev
