@@ -1,9 +1,23 @@
 include(GNUInstallDirs)
 
+# Sets `result` to TRUE when one of the libraries, or one below it, can have threads: whatever
+# reaches Threads::Threads. Holds because folders are added in the order of the include rules.
+function(paceline_any_threaded result)
+  set(${result} FALSE PARENT_SCOPE)
+  foreach(library ${ARGN})
+    get_property(threaded GLOBAL PROPERTY PACELINE_THREADED_${library})
+    if(threaded OR library STREQUAL "Threads::Threads")
+      set(${result} TRUE PARENT_SCOPE)
+    endif()
+  endforeach()
+endfunction()
+
 # paceline_library(NAME SOURCES ... DEPS ... [PRIVATE_DEPS ...])
 # One static library per leaf folder, target paceline_NAME. DEPS become part of the interface.
 function(paceline_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;PRIVATE_DEPS" ${ARGN})
+  paceline_any_threaded(threaded ${ARG_DEPS} ${ARG_PRIVATE_DEPS})
+  set_property(GLOBAL PROPERTY PACELINE_THREADED_paceline_${name} ${threaded})
   if(ARG_SOURCES)
     add_library(paceline_${name} STATIC ${ARG_SOURCES})
     target_include_directories(paceline_${name} PUBLIC
@@ -28,21 +42,22 @@ add_custom_target(unit_tests)
 add_custom_target(concurrent_tests)
 add_custom_target(fuzzers)
 
-# paceline_test(NAME SOURCES ... DEPS ... [LABELS ...] [TIMEOUT seconds] [ARGS ...] [CONCURRENT])
-# One test binary per folder, target NAME, run by CTest. Labels: unit (default), integration.
-# CONCURRENT: the code under test has threads, so the test also runs under ThreadSanitizer.
+# paceline_test(NAME SOURCES ... DEPS ... [LABELS ...] [TIMEOUT seconds] [ARGS ...])
+# One test binary per folder, target NAME, run by CTest. Labels: unit (default), integration. What
+# it tests having threads adds the label concurrent: such tests also run under ThreadSanitizer.
 function(paceline_test name)
   if(NOT BUILD_TESTING)
     return()
   endif()
-  cmake_parse_arguments(ARG "CONCURRENT" "TIMEOUT" "SOURCES;DEPS;LABELS;ARGS" ${ARGN})
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;DEPS;LABELS;ARGS" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
   if(NOT ARG_LABELS)
     set(ARG_LABELS unit)
   endif()
-  if(ARG_CONCURRENT)
+  paceline_any_threaded(threaded ${ARG_DEPS})
+  if(threaded AND unit IN_LIST ARG_LABELS)
     list(APPEND ARG_LABELS concurrent)
   endif()
   add_executable(${name} ${ARG_SOURCES})
