@@ -209,7 +209,16 @@ bool Connection::ReadHandshake(std::vector<std::byte>& beyond) {
   const size_t taken = handshake_->Consume(std::span(bytes).first(*got));
   beyond.assign(bytes.begin() + static_cast<ptrdiff_t>(taken),
                 bytes.begin() + static_cast<ptrdiff_t>(*got));
+  if (dial_ == nullptr && handshake_->state() == Handshake::State::kFailed) CountRefusal();
   return true;
+}
+
+// A client that is only too early tries again by itself; that is no news.
+void Connection::CountRefusal() {
+  if (handshake_->not_yet()) return;
+  shared_->refused.fetch_add(1);
+  shared_->log.Warning(
+      absl::StrCat("refused ", address_, ": ", std::string(Std(handshake_->status().message()))));
 }
 
 void Connection::HandshakeFailed() {

@@ -114,6 +114,7 @@ class Connection final : public Channel,
   bool FlushHandshake();
   bool ReadHandshake(std::vector<std::byte>& beyond);
   void HandshakeFailed();
+  void CountRefusal();
   void Open(std::span<const std::byte> beyond);
   void ReadFrames();
   void WriteFrames();

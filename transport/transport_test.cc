@@ -109,6 +109,286 @@ TEST_P(TransportTest, BothEndsSendAndKnowTheirPeer) {
   });
 }
 
+TEST_P(TransportTest, PayloadGoesStraightWhereTheSinkWants) {
+  std::vector<std::byte> destination(600000);
+  server_sink_.on_header = [&](Channel&, const FrameHeader& header) {
+    return std::span(destination).subspan(header.offset, header.length);
+  };
+  const auto channel = Connect(&client_sink_);
+  ASSERT_NE(channel, nullptr);
+  const std::vector<std::byte> message = Pattern(destination.size(), 6);
+  channel->Send(HeaderFrom(self_), message, 0, nullptr);
+  ASSERT_TRUE(server_sink_.AwaitFrames(3));
+  server_sink_.monitor.Read([&] {
+    for (const Seen& piece : server_sink_.seen) EXPECT_EQ(piece.bytes.size(), piece.header.length);
+  });
+  EXPECT_EQ(destination, message);
+}
+
+TEST_P(TransportTest, ASinkThatRefusesAHeaderEndsTheChannelWithItsError) {
+  server_sink_.on_header = [](Channel&, const FrameHeader&) {
+    return absl::FailedPreconditionError("tensor 5 is not registered");
+  };
+  const auto channel = Connect(&client_sink_);
+  ASSERT_NE(channel, nullptr);
+  const std::vector<std::byte> message = Pattern(10, 6);
+  channel->Send(HeaderFrom(self_), message, 0, nullptr);
+  ASSERT_TRUE(server_sink_.AwaitClosed());
+  EXPECT_EQ(server_sink_.Cause().code(), absl::StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(client_sink_.AwaitClosed());
+  EXPECT_EQ(client_sink_.Cause().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(server_sink_.Frames(), 0u);
+}
+
+TEST_P(TransportTest, AWrongKeyIsDenied) {
+  const auto channel =
+      client_->Connect(listener_->address(), self_, KeyOf(2), &client_sink_, kPatience);
+  EXPECT_EQ(channel.status().code(), absl::StatusCode::kPermissionDenied) << channel.status();
+  EXPECT_EQ(server_->stats().refused, 1u);
+  EXPECT_EQ(server_->stats().accepted, 0u);
+  EXPECT_TRUE(client_sink_.monitor.Read([&] { return client_sink_.closed.empty(); }));
+}
+
+TEST_P(TransportTest, AFencedIncarnationIsDenied) {
+  keys_.Fence(self_);
+  const auto channel =
+      client_->Connect(listener_->address(), self_, key_, &client_sink_, kPatience);
+  EXPECT_EQ(channel.status().code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_NE(channel.status().message().find("fenced"), absl::string_view::npos);
+}
+
+TEST_P(TransportTest, APeerThatBecomesKnownMeanwhileConnects) {
+  const PeerIdentity late = WorkerIdentity(8);
+  absl::StatusOr<std::shared_ptr<Channel>> channel = absl::UnknownError("");
+  std::thread connecting([&] {
+    channel = client_->Connect(listener_->address(), late, key_, &client_sink_, kPatience);
+  });
+  const Ticks deadline = Clock::Real().Now() + kPatience;
+  while (keys_.asked() < 3 && Clock::Real().Now() < deadline) std::this_thread::yield();
+  keys_.Set(late, key_);
+  connecting.join();
+  ASSERT_TRUE(channel.ok()) << channel.status();
+  EXPECT_GE(keys_.asked(), 4);
+  ASSERT_NE(server_sink_.AwaitAccepted(), nullptr);
+  EXPECT_EQ(server_sink_.AwaitAccepted()->peer(), late);
+}
+
+TEST_P(TransportTest, APeerThatStaysUnknownIsUnavailableAfterTheTimeout) {
+  const auto channel = client_->Connect(listener_->address(), WorkerIdentity(8), key_,
+                                        &client_sink_, Milliseconds(100));
+  EXPECT_EQ(channel.status().code(), absl::StatusCode::kUnavailable) << channel.status();
+  EXPECT_NE(channel.status().message().find("node 8"), absl::string_view::npos);
+  EXPECT_GE(keys_.asked(), 2);
+}
+
+TEST_P(TransportTest, NobodyThereIsUnavailableAndNamesTheAddress) {
+  const std::string address = listener_->address();
+  listener_.reset();
+  const auto channel = client_->Connect(address, self_, key_, &client_sink_, kPatience);
+  EXPECT_EQ(channel.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_NE(channel.status().message().find(address), absl::string_view::npos) << channel.status();
+}
+
+TEST_P(TransportTest, ATakenAddressAlreadyExistsAndIsNamed) {
+  const auto second = server_->Listen(listener_->address(), &server_sink_, &keys_);
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kAlreadyExists) << second.status();
+  EXPECT_NE(second.status().message().find(listener_->address()), absl::string_view::npos);
+}
+
+TEST_P(TransportTest, FramesOfAnotherIdentityEndTheChannel) {
+  const std::vector<std::pair<std::string, FrameHeader>> wrong = [&] {
+    FrameHeader job = HeaderFrom(self_), node = HeaderFrom(self_), incarnation = HeaderFrom(self_);
+    job.job = JobId(4);
+    node.sender = NodeId(6);
+    incarnation.incarnation = Incarnation(10);
+    return std::vector<std::pair<std::string, FrameHeader>>{
+        {"job 4", job}, {"node 6", node}, {"incarnation 10", incarnation}};
+  }();
+  for (size_t i = 0; i < wrong.size(); ++i) {
+    const auto channel = Connect(&client_sink_);
+    ASSERT_NE(channel, nullptr);
+    channel->Send(wrong[i].second, {}, 0, nullptr);
+    ASSERT_TRUE(server_sink_.AwaitClosed(i + 1));
+    EXPECT_EQ(server_sink_.Cause(i).code(), absl::StatusCode::kPermissionDenied);
+    EXPECT_NE(server_sink_.Cause(i).message().find(wrong[i].first), absl::string_view::npos)
+        << server_sink_.Cause(i);
+  }
+  EXPECT_EQ(server_sink_.Frames(), 0u);
+  EXPECT_EQ(server_->stats().protocol_errors, 3u);
+}
+
+TEST_P(TransportTest, AServerIsBoundToTheNodeOfItsFirstFrame) {
+  const auto channel = Connect(&client_sink_);
+  ASSERT_NE(channel, nullptr);
+  const auto accepted = server_sink_.AwaitAccepted();
+  ASSERT_NE(accepted, nullptr);
+  FrameHeader header = HeaderFrom(self_);
+  header.sender = NodeId(99);
+  accepted->Send(header, {}, 0, nullptr);
+  accepted->Send(header, {}, 0, nullptr);
+  header.sender = NodeId(98);
+  accepted->Send(header, {}, 0, nullptr);
+  ASSERT_TRUE(client_sink_.AwaitClosed());
+  EXPECT_EQ(client_sink_.Frames(), 2u);
+  EXPECT_EQ(client_sink_.Cause().code(), absl::StatusCode::kPermissionDenied);
+}
+
+TEST_P(TransportTest, CloseCompletesQueuedSendsWithItsCauseAndTellsBothEnds) {
+  server_sink_.keep = true;  // so that sends stay queued once credit is used up
+  const auto channel = Connect(&client_sink_);
+  ASSERT_NE(channel, nullptr);
+  const std::vector<std::byte> message = Pattern(20u << 20, 1);
+  Completions completions;
+  for (int i = 0; i < 10; ++i) channel->Send(HeaderFrom(self_), message, 0, completions.Next());
+  ASSERT_TRUE(server_sink_.AwaitFrames(1));
+  channel->Close(absl::AbortedError("the session ends"));
+  channel->Close(absl::InternalError("too late to matter"));
+  ASSERT_TRUE(completions.Await(10));
+  ASSERT_TRUE(client_sink_.AwaitClosed());
+  ASSERT_TRUE(server_sink_.AwaitClosed());
+  EXPECT_EQ(client_sink_.Cause(), absl::AbortedError("the session ends"));
+  EXPECT_EQ(server_sink_.Cause().code(), absl::StatusCode::kUnavailable);
+  size_t aborted = 0;
+  for (const auto& [index, status] : completions.Done()) aborted += absl::IsAborted(status);
+  EXPECT_GE(aborted, 6u);  // at most 64 MB of credit and what is on the way got through
+  EXPECT_EQ(channel->stats().bytes_queued, 0u);
+
+  channel->Send(HeaderFrom(self_), message, 0, completions.Next());
+  ASSERT_TRUE(completions.Await(11));
+  EXPECT_TRUE(absl::IsAborted(completions.Done()[10].second));
+  EXPECT_EQ(client_sink_.monitor.Read([&] { return client_sink_.closed.size(); }), 1u);
+}
+
+TEST_P(TransportTest, AChannelAndItsPayloadsOutliveTheTransport) {
+  server_sink_.keep = true;
+  const auto channel = Connect(&client_sink_);
+  ASSERT_NE(channel, nullptr);
+  const std::vector<std::byte> message = Pattern(300000, 1);
+  channel->Send(HeaderFrom(self_), message, 0, nullptr);
+  ASSERT_TRUE(server_sink_.AwaitFrames(2));
+  client_.reset();
+  listener_.reset();
+  server_.reset();
+  EXPECT_EQ(client_sink_.closed.size(), 1u);  // no lock: nobody else is left
+  EXPECT_EQ(server_sink_.closed.size(), 1u);
+  Completions completions;
+  channel->Send(HeaderFrom(self_), message, 0, completions.Next());
+  ASSERT_TRUE(completions.Await(1));
+  EXPECT_FALSE(completions.Done()[0].second.ok());
+  channel->Close(absl::OkStatus());
+  EXPECT_EQ(server_sink_.kept[0].bytes()[0], message[0]);
+  server_sink_.kept.clear();
+}
+
+TEST_P(TransportTest, DestroyingAListenerEndsWhatItAcceptedAndNothingElse) {
+  RecordingSink second_sink;
+  auto second = server_->Listen(fabric_.AnyAddress(), &second_sink, &keys_);
+  ASSERT_TRUE(second.ok());
+  const auto first_channel = Connect(&client_sink_);
+  RecordingSink second_client_sink;
+  const auto second_channel =
+      client_->Connect((*second)->address(), self_, key_, &second_client_sink, kPatience);
+  ASSERT_TRUE(second_channel.ok());
+  ASSERT_NE(second_sink.AwaitAccepted(), nullptr);
+  second->reset();
+  EXPECT_EQ(second_sink.closed.size(), 1u);
+  ASSERT_TRUE(second_client_sink.AwaitClosed());
+  first_channel->Send(HeaderFrom(self_), {}, 0, nullptr);
+  EXPECT_TRUE(server_sink_.AwaitFrames(1));
+  client_.reset();  // before the sink of its second channel
+}
+
+TEST_P(TransportTest, AllocatedMemoryIsAligned) {
+  const auto channel = Connect(&client_sink_);
+  ASSERT_NE(channel, nullptr);
+  for (const size_t bytes : {size_t{0}, size_t{1}, size_t{1000}, size_t{1} << 20}) {
+    const auto memory = channel->Allocate(bytes);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(memory.get()) % 64, 0u);
+  }
+}
+
+TEST_P(TransportTest, SixtyFourChannelsAtOnce) {
+  constexpr uint32_t kChannels = 64, kMessages = 20;
+  server_sink_.record = false;
+  std::vector<std::shared_ptr<Channel>> channels;
+  std::vector<PeerIdentity> peers;
+  for (uint32_t i = 0; i < kChannels; ++i) {
+    peers.push_back(WorkerIdentity(100 + i, 1000 + i));
+    keys_.Set(peers.back(), KeyOf(static_cast<uint8_t>(i)));
+    channels.push_back(ConnectAs(peers.back(), KeyOf(static_cast<uint8_t>(i)), &client_sink_));
+    ASSERT_NE(channels.back(), nullptr);
+  }
+  const std::vector<std::byte> message = Pattern(70000, 3);
+  Completions completions;
+  for (uint32_t m = 0; m < kMessages; ++m) {
+    for (uint32_t i = 0; i < kChannels; ++i) {
+      channels[i]->Send(HeaderFrom(peers[i]), message, 0, completions.Next());
+    }
+  }
+  ASSERT_TRUE(server_sink_.AwaitFrames(kChannels * kMessages));
+  ASSERT_TRUE(completions.Await(kChannels * kMessages));
+  EXPECT_EQ(server_sink_.monitor.Read([&] { return server_sink_.frame_bytes; }),
+            uint64_t{kChannels} * kMessages * message.size());
+  EXPECT_EQ(server_->stats().connections, kChannels);
+}
+
+TEST_P(TransportTest, DestructionUnderLoadIsClean) {
+  for (int round = 0; round < 5; ++round) {
+    RecordingSink sink;
+    sink.record = false;
+    auto transport = fabric_.New({.io_threads = 2});
+    std::vector<std::shared_ptr<Channel>> channels;
+    for (int i = 0; i < 4; ++i) {
+      auto channel = transport->Connect(listener_->address(), self_, key_, &sink, kPatience);
+      ASSERT_TRUE(channel.ok()) << channel.status();
+      channels.push_back(*std::move(channel));
+    }
+    const std::vector<std::byte> message = Pattern(100000, 3);
+    Completions completions;
+    std::atomic<bool> stop = false;
+    std::atomic<size_t> sent = 0;
+    std::thread sender([&] {
+      while (!stop.load()) {
+        for (const auto& channel : channels) {
+          channel->Send(HeaderFrom(self_), message, 0, completions.Next());
+          sent.fetch_add(1);
+        }
+        std::this_thread::yield();
+      }
+    });
+    ASSERT_TRUE(completions.Await(20));
+    transport.reset();
+    EXPECT_EQ(sink.closed.size(), 4u);
+    stop = true;
+    sender.join();
+    EXPECT_TRUE(completions.Await(sent.load()));  // each exactly once
+    EXPECT_EQ(completions.Done().size(), sent.load());
+  }
+}
+
+TEST_P(TransportTest, OverTheConnectionLimitOthersAreDroppedAndCounted) {
+  auto small = fabric_.New({.max_connections = 2});
+  auto listener = small->Listen(fabric_.AnyAddress(), &server_sink_, &keys_);
+  ASSERT_TRUE(listener.ok());
+  std::vector<std::shared_ptr<Channel>> channels;
+  for (int i = 0; i < 2; ++i) {
+    auto channel = client_->Connect((*listener)->address(), self_, key_, &client_sink_, kPatience);
+    ASSERT_TRUE(channel.ok()) << channel.status();
+    channels.push_back(*std::move(channel));
+  }
+  EXPECT_EQ(client_->Connect((*listener)->address(), self_, key_, &client_sink_, kPatience)
+                .status()
+                .code(),
+            absl::StatusCode::kUnavailable);
+  EXPECT_EQ(small->stats().over_limit, 1u);
+  channels[0]->Send(HeaderFrom(self_), {}, 0, nullptr);
+  EXPECT_TRUE(server_sink_.AwaitFrames(1));
+  channels[0]->Close(absl::OkStatus());
+  ASSERT_TRUE(server_sink_.AwaitClosed());
+  EXPECT_TRUE(client_->Connect((*listener)->address(), self_, key_, &client_sink_, kPatience).ok());
+  small.reset();
+}
+
 }  // namespace
 
 INSTANTIATE_TEST_SUITE_P(Over, TransportTest, testing::Values("tcp", "loopback"),
