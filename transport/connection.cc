@@ -223,11 +223,6 @@ void Connection::CountRefusal() {
 
 void Connection::HandshakeFailed() {
   if (dial_ != nullptr) return Finish(AtPeer(handshake_->status()));
-  if (!handshake_->not_yet()) {
-    shared_->refused.fetch_add(1);
-    shared_->log.Warning(
-        absl::StrCat("refused ", address_, ": ", std::string(Std(handshake_->status().message()))));
-  }
   // The peer has to read the refusal: closing now could destroy it on the way.
   wire_->ShutdownWrite();
   phase_ = Phase::kRefusing;

@@ -100,6 +100,19 @@ TransportCore::Attempt TransportCore::TryOnce(const std::string& address, const 
   return {.channel = std::shared_ptr<Channel>(connection)};
 }
 
+TransportCore::Attempt TransportCore::TryEach(const std::string& address,
+                                              const std::vector<MakeWire>& ways,
+                                              const PeerIdentity& self, const ChannelKey& key,
+                                              FrameSink* sink, Ticks deadline) {
+  Attempt last = {.channel = absl::DeadlineExceededError("no time was given")};
+  for (const MakeWire& way : ways) {
+    if (Clock::Real().Now() >= deadline) break;
+    last = TryOnce(address, way, self, key, sink, deadline);
+    if (last.channel.ok() || last.not_yet || !absl::IsUnavailable(last.channel.status())) break;
+  }
+  return last;
+}
+
 absl::StatusOr<std::shared_ptr<Channel>> TransportCore::Dial(const std::string& address,
                                                              const std::vector<MakeWire>& ways,
                                                              const PeerIdentity& self,
@@ -107,28 +120,24 @@ absl::StatusOr<std::shared_ptr<Channel>> TransportCore::Dial(const std::string& 
                                                              Ticks deadline) {
   CheckNotInIoThread();
   const Ticks start = Clock::Real().Now();
-  absl::Status last = absl::DeadlineExceededError("no time was given");
+  const auto waited = [start] {
+    return absl::StrCat(InMilliseconds(Clock::Real().Now() - start), " ms");
+  };
+  absl::Status not_yet;  // what the peer said, while it does not know us
   for (Ticks wait = kFirstRetry;; wait = std::min(wait + wait, kLastRetry)) {
-    bool not_yet = false;
-    for (const MakeWire& way : ways) {
-      if (Clock::Real().Now() >= deadline) break;
-      Attempt attempt = TryOnce(address, way, self, key, sink, deadline);
-      if (attempt.channel.ok()) return std::move(attempt.channel);
-      last = attempt.channel.status();
-      not_yet = attempt.not_yet;
-      if (not_yet || !absl::IsUnavailable(last)) break;
+    Attempt attempt = TryEach(address, ways, self, key, sink, deadline);
+    if (attempt.channel.ok()) return std::move(attempt.channel);
+    const absl::Status& status = attempt.channel.status();
+    if (attempt.not_yet) not_yet = status;
+    if (absl::IsDeadlineExceeded(status) && not_yet.ok()) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          shared_->name, " ", address, ": no channel within ", waited(), ": ", status.message()));
     }
-    const Ticks now = Clock::Real().Now();
-    if (absl::IsDeadlineExceeded(last)) {
-      return absl::DeadlineExceededError(
-          absl::StrCat(shared_->name, " ", address, ": no channel within ",
-                       InMilliseconds(now - start), " ms: ", last.message()));
-    }
-    if (!not_yet) return last;
-    if (now + wait >= deadline) {
-      return Annotate(last, absl::StrCat("gave up after ", InMilliseconds(now - start), " ms"));
-    }
-    WaitFor(wait);
+    if (!attempt.not_yet && !absl::IsDeadlineExceeded(status)) return status;
+    const Ticks left = deadline - Clock::Real().Now();
+    if (left < kFirstRetry) return Annotate(not_yet, absl::StrCat("gave up after ", waited()));
+    // The last wait leaves time for an answer.
+    WaitFor(std::min(wait, Ticks(left.value() / 2)));
   }
 }
 

@@ -60,6 +60,8 @@ class TransportCore {
   };
   Attempt TryOnce(const std::string& address, const MakeWire& way, const PeerIdentity& self,
                   const ChannelKey& key, FrameSink* sink, Ticks deadline);
+  Attempt TryEach(const std::string& address, const std::vector<MakeWire>& ways,
+                  const PeerIdentity& self, const ChannelKey& key, FrameSink* sink, Ticks deadline);
   const std::shared_ptr<IoThread>& NextThread();
 
   const std::shared_ptr<TransportShared> shared_;

@@ -39,6 +39,7 @@ class TransportTest : public testing::TestWithParam<std::string> {
 
   const PeerIdentity self_ = WorkerIdentity(7);
   const ChannelKey key_ = KeyOf(1);
+  Messages messages_;
   TransportOptions options_;
   TestFabric fabric_{GetParam()};
   TestKeys keys_;
@@ -68,7 +69,7 @@ TEST_P(TransportTest, MessagesOfEverySizeArriveWholeInPiecesOfAtMost256K) {
   for (const size_t size : {size_t{0}, size_t{1}, size_t{3}, size_t{262143}, size_t{262144},
                             size_t{262145}, size_t{5000000}}) {
     server_sink_.monitor.Change([&] { server_sink_.seen.clear(); });
-    const std::vector<std::byte> message = Pattern(size, 5);
+    const std::vector<std::byte>& message = messages_.New(size, 5);
     FrameHeader header = HeaderFrom(self_);
     header.sequence = Sequence(sent + 1);
     channel->Send(header, message, 0, completions.Next());
@@ -97,7 +98,7 @@ TEST_P(TransportTest, BothEndsSendAndKnowTheirPeer) {
   EXPECT_EQ(channel->transport(), GetParam());
   EXPECT_EQ(channel->peer_address(), listener_->address());
 
-  const std::vector<std::byte> reply = Pattern(1000, 9);
+  const std::vector<std::byte>& reply = messages_.New(1000, 9);
   FrameHeader header = HeaderFrom(self_);
   header.reply = true;
   header.sender = NodeId(99);
@@ -116,7 +117,7 @@ TEST_P(TransportTest, PayloadGoesStraightWhereTheSinkWants) {
   };
   const auto channel = Connect(&client_sink_);
   ASSERT_NE(channel, nullptr);
-  const std::vector<std::byte> message = Pattern(destination.size(), 6);
+  const std::vector<std::byte>& message = messages_.New(destination.size(), 6);
   channel->Send(HeaderFrom(self_), message, 0, nullptr);
   ASSERT_TRUE(server_sink_.AwaitFrames(3));
   server_sink_.monitor.Read([&] {
@@ -131,7 +132,7 @@ TEST_P(TransportTest, ASinkThatRefusesAHeaderEndsTheChannelWithItsError) {
   };
   const auto channel = Connect(&client_sink_);
   ASSERT_NE(channel, nullptr);
-  const std::vector<std::byte> message = Pattern(10, 6);
+  const std::vector<std::byte>& message = messages_.New(10, 6);
   channel->Send(HeaderFrom(self_), message, 0, nullptr);
   ASSERT_TRUE(server_sink_.AwaitClosed());
   EXPECT_EQ(server_sink_.Cause().code(), absl::StatusCode::kFailedPrecondition);
@@ -168,7 +169,7 @@ TEST_P(TransportTest, APeerThatBecomesKnownMeanwhileConnects) {
   keys_.Set(late, key_);
   connecting.join();
   ASSERT_TRUE(channel.ok()) << channel.status();
-  EXPECT_GE(keys_.asked(), 4);
+  EXPECT_GE(keys_.asked(), 3);
   ASSERT_NE(server_sink_.AwaitAccepted(), nullptr);
   EXPECT_EQ(server_sink_.AwaitAccepted()->peer(), late);
 }
@@ -237,7 +238,7 @@ TEST_P(TransportTest, CloseCompletesQueuedSendsWithItsCauseAndTellsBothEnds) {
   server_sink_.keep = true;  // so that sends stay queued once credit is used up
   const auto channel = Connect(&client_sink_);
   ASSERT_NE(channel, nullptr);
-  const std::vector<std::byte> message = Pattern(20u << 20, 1);
+  const std::vector<std::byte>& message = messages_.New(20u << 20, 1);
   Completions completions;
   for (int i = 0; i < 10; ++i) channel->Send(HeaderFrom(self_), message, 0, completions.Next());
   ASSERT_TRUE(server_sink_.AwaitFrames(1));
@@ -263,7 +264,7 @@ TEST_P(TransportTest, AChannelAndItsPayloadsOutliveTheTransport) {
   server_sink_.keep = true;
   const auto channel = Connect(&client_sink_);
   ASSERT_NE(channel, nullptr);
-  const std::vector<std::byte> message = Pattern(300000, 1);
+  const std::vector<std::byte>& message = messages_.New(300000, 1);
   channel->Send(HeaderFrom(self_), message, 0, nullptr);
   ASSERT_TRUE(server_sink_.AwaitFrames(2));
   client_.reset();
@@ -318,7 +319,7 @@ TEST_P(TransportTest, SixtyFourChannelsAtOnce) {
     channels.push_back(ConnectAs(peers.back(), KeyOf(static_cast<uint8_t>(i)), &client_sink_));
     ASSERT_NE(channels.back(), nullptr);
   }
-  const std::vector<std::byte> message = Pattern(70000, 3);
+  const std::vector<std::byte>& message = messages_.New(70000, 3);
   Completions completions;
   for (uint32_t m = 0; m < kMessages; ++m) {
     for (uint32_t i = 0; i < kChannels; ++i) {
@@ -343,7 +344,7 @@ TEST_P(TransportTest, DestructionUnderLoadIsClean) {
       ASSERT_TRUE(channel.ok()) << channel.status();
       channels.push_back(*std::move(channel));
     }
-    const std::vector<std::byte> message = Pattern(100000, 3);
+    const std::vector<std::byte>& message = messages_.New(100000, 3);
     Completions completions;
     std::atomic<bool> stop = false;
     std::atomic<size_t> sent = 0;

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -31,6 +32,17 @@ inline std::vector<std::byte> Pattern(size_t bytes, uint32_t seed) {
   }
   return out;
 }
+
+// Payloads that stay until their senders are gone. Declared before the transports of a test.
+class Messages {
+ public:
+  const std::vector<std::byte>& New(size_t bytes, uint32_t seed) {
+    return kept_.emplace_back(Pattern(bytes, seed));
+  }
+
+ private:
+  std::deque<std::vector<std::byte>> kept_;
+};
 
 inline ChannelKey KeyOf(uint8_t fill) {
   ChannelKey key;
