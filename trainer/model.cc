@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <mutex>
 #include <numbers>
 #include <utility>
 
@@ -21,8 +20,11 @@ using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMa
 
 // Eigen cuts products by the cache sizes it finds, and the cut decides the order of sums.
 void FixBlockSizes() {
-  static std::once_flag once;
-  std::call_once(once, [] { Eigen::setCpuCacheSizes(32 << 10, 512 << 10, 4 << 20); });
+  static const bool done = [] {
+    Eigen::setCpuCacheSizes(32 << 10, 512 << 10, 4 << 20);
+    return true;
+  }();
+  static_cast<void>(done);
 }
 
 // In (0, 1].
