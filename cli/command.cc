@@ -1,0 +1,302 @@
+#include "cli/command.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <utility>
+
+#include "cli/text_table.h"
+#include "cli/view_json.h"
+#include "cli/views.h"
+#include "common/base/status.h"
+#include "common/config/key_table.h"
+
+namespace paceline {
+namespace {
+
+constexpr std::string_view kUsage =
+    "pacelinectl: runs jobs and shows what a Paceline cluster is doing\n\n"
+    "  pacelinectl run [FLAG]... -- PROGRAM [ARGUMENT]...   start a job here\n"
+    "  pacelinectl status                 cluster and jobs at a glance\n"
+    "  pacelinectl jobs [JOB]             samples, plan and metrics of jobs\n"
+    "  pacelinectl nodes                  servers and workers, live and gone\n"
+    "  pacelinectl groups [JOB]           members, step, generation and why\n"
+    "  pacelinectl staleness [JOB]        per worker and group, with histogram\n"
+    "  pacelinectl events [JOB]           decisions with their reasons and times\n"
+    "  pacelinectl stop JOB               ends a job\n"
+    "  pacelinectl completion bash|zsh    prints a completion script\n\n"
+    "Each takes --help, --json, --watch [SECONDS] and --scheduler HOST:PORT\n"
+    "(PACELINE_SCHEDULER, default 127.0.0.1:4300).\n\n"
+    "Exit codes: 0 done; 1 failed or refused; 2 a wrong command, flag or key;\n"
+    "3 the scheduler could not be reached; 4 there is no such job;\n"
+    "128 + signal when interrupted.\n";
+
+constexpr std::string_view kExitCodes =
+    "Exit codes: 0 done; 1 refused by the scheduler; 2 a wrong flag; 3 the scheduler\n"
+    "could not be reached; 4 there is no such job.\n";
+
+struct ViewCommand {
+  std::string_view name;
+  std::string_view usage;
+  size_t max_arguments;
+  std::string (*text)(const ClusterView&, const Style&);
+  std::string (*json)(const ClusterView&);
+};
+
+constexpr std::array<ViewCommand, 5> kViews = {
+    ViewCommand{"status",
+                "pacelinectl status: cluster and jobs at a glance\n\n"
+                "  pacelinectl status\n  pacelinectl status --watch 1\n"
+                "  pacelinectl status --scheduler head:4300 --insecure --json\n\n",
+                0, StatusText, StatusJson},
+    ViewCommand{"jobs",
+                "pacelinectl jobs [JOB]: samples, plan and metrics of jobs\n\n"
+                "  pacelinectl jobs\n  pacelinectl jobs mnist --json\n\n",
+                1, JobsText, JobsJson},
+    ViewCommand{"nodes",
+                "pacelinectl nodes: servers and workers, live and gone\n\n"
+                "  pacelinectl nodes\n  pacelinectl nodes --watch\n\n",
+                0, NodesText, NodesJson},
+    ViewCommand{"groups",
+                "pacelinectl groups [JOB]: members, step, generation and why\n\n"
+                "  pacelinectl groups\n  pacelinectl groups mnist\n\n",
+                1, GroupsText, GroupsJson},
+    ViewCommand{"staleness",
+                "pacelinectl staleness [JOB]: updates between the version a gradient was\n"
+                "computed on and its application, per group and worker, with a histogram\n\n"
+                "  pacelinectl staleness\n  pacelinectl staleness mnist --watch 2\n\n",
+                1, StalenessText, StalenessJson}};
+
+struct Options {
+  bool json = false;
+  uint32_t watch_s = 0;  // 0: once
+  uint64_t after = 0;
+  uint32_t limit = 100;
+  std::string reason = "stopped by an operator";
+};
+
+Style StyleOf(const CommandContext& context) {
+  Style style;
+  style.color = context.terminal && !context.environment.Get("NO_COLOR");
+  return style;
+}
+
+int Complain(const CommandContext& context, const absl::Status& status) {
+  *context.err << "pacelinectl: " << status.message() << "\n" << std::flush;
+  switch (status.code()) {
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kDeadlineExceeded:
+      return kExitUnreachable;
+    case absl::StatusCode::kNotFound:
+      return kExitNoSuchJob;
+    case absl::StatusCode::kInvalidArgument:
+      return kExitUsage;
+    default:
+      return kExitFailed;
+  }
+}
+
+void AddShowKeys(KeyTable& table, Options& options) {
+  table.Switch("json", "print JSON", &options.json);
+  table.Spelled("--json", "");
+  table.Number("watch", "show again every so many seconds (2 without a number)", 1, 86'400,
+               &options.watch_s);
+  table.keys().back().implied = "2";
+  table.Spelled("--watch", "");
+}
+
+// One subcommand that speaks with the scheduler: its flags are parsed, the client is there.
+class Conversation {
+ public:
+  Conversation(const CommandContext& context, ClientConfig config)
+      : context_(context), config_(std::move(config)) {}
+
+  absl::Status Connect() {
+    PACELINE_ASSIGN_OR_RETURN(client_, context_.connect(config_.scheduler, config_.tls));
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<OperatorReply> Ask(const OperatorRequest& request) {
+    auto reply = client_->Operate(request, Milliseconds(config_.timeout_ms));
+    const bool no_answer =
+        absl::IsUnavailable(reply.status()) || absl::IsDeadlineExceeded(reply.status());
+    if (reply.ok() || !no_answer) return reply;
+    return Annotate(reply.status(), absl::StrCat("no scheduler answers at ", config_.scheduler,
+                                                 " (--scheduler or PACELINE_SCHEDULER)"));
+  }
+
+  absl::StatusOr<ClusterView> View() {
+    PACELINE_ASSIGN_OR_RETURN(OperatorReply reply, Ask(StatusQuery{job()}));
+    auto* view = std::get_if<ClusterView>(&reply);
+    if (view == nullptr) return absl::InternalError("the scheduler answered something else");
+    if (job().empty()) return std::move(*view);
+    std::erase_if(view->jobs, [&](const JobView& j) { return j.spec.name != job(); });
+    if (view->jobs.empty()) return absl::NotFoundError(absl::StrCat("no job \"", job(), "\""));
+    return std::move(*view);
+  }
+
+  std::string job() const { return config_.arguments.empty() ? "" : config_.arguments.front(); }
+
+ private:
+  const CommandContext& context_;
+  const ClientConfig config_;
+  std::unique_ptr<ControlClient> client_;
+};
+
+// Parses the flags of a subcommand, then runs `body`. --help and errors end here.
+int WithConversation(int argc, const char* const* argv, const CommandContext& context,
+                     const std::string& usage, size_t max_arguments, KeyTable& keys,
+                     const std::function<int(Conversation&)>& body) {
+  auto parsed = LoadClientConfig(argc, argv, context.environment, usage + std::string(kExitCodes),
+                                 max_arguments, &keys);
+  if (!parsed.ok()) {
+    Complain(context, parsed.status());
+    return kExitUsage;
+  }
+  if (parsed->exit_code) {
+    *context.out << parsed->text << std::flush;
+    return *parsed->exit_code;
+  }
+  Conversation conversation(context, std::move(parsed->config));
+  if (const absl::Status status = conversation.Connect(); !status.ok()) {
+    return Complain(context, status);
+  }
+  return body(conversation);
+}
+
+// Calls `show` once, or every options.watch_s seconds until it fails.
+int Repeat(const Options& options, const std::function<int()>& show) {
+  while (true) {
+    const int code = show();
+    if (code != kExitDone || options.watch_s == 0) return code;
+    poll(nullptr, 0, static_cast<int>(options.watch_s) * 1000);
+  }
+}
+
+int RunView(const ViewCommand& command, int argc, const char* const* argv,
+            const CommandContext& context) {
+  Options options;
+  KeyTable keys;
+  AddShowKeys(keys, options);
+  const auto body = [&](Conversation& conversation) {
+    return Repeat(options, [&]() -> int {
+      const absl::StatusOr<ClusterView> view = conversation.View();
+      if (!view.ok()) return Complain(context, view.status());
+      const std::string text =
+          options.json ? command.json(*view) : command.text(*view, StyleOf(context));
+      const bool redraw = options.watch_s > 0 && context.terminal && !options.json;
+      *context.out << (redraw ? "\x1b[H\x1b[2J" : "") << text << std::flush;
+      return context.out->good() ? kExitDone : kExitFailed;
+    });
+  };
+  return WithConversation(argc, argv, context, std::string(command.usage), command.max_arguments,
+                          keys, body);
+}
+
+int RunEvents(int argc, const char* const* argv, const CommandContext& context) {
+  Options options;
+  KeyTable keys;
+  AddShowKeys(keys, options);
+  keys.Number("after", "only events after this number", uint64_t{0}, ~uint64_t{0}, &options.after);
+  keys.Spelled("--after", "");
+  keys.Number("limit", "at most so many", 1, 100'000, &options.limit);
+  keys.Spelled("--limit", "");
+  const std::string usage =
+      "pacelinectl events [JOB]: decisions with their reasons and times\n\n"
+      "  pacelinectl events\n  pacelinectl events mnist --watch   (goes on with new ones)\n\n";
+  const auto body = [&](Conversation& conversation) {
+    return Repeat(options, [&]() -> int {
+      const auto reply =
+          conversation.Ask(EventsQuery{options.after, options.limit, conversation.job()});
+      if (!reply.ok()) return Complain(context, reply.status());
+      const auto* events = std::get_if<std::vector<DecisionRecord>>(&*reply);
+      if (events == nullptr) {
+        return Complain(context, absl::InternalError("the scheduler answered something else"));
+      }
+      if (!events->empty()) options.after = events->back().sequence;
+      *context.out << (options.json ? EventsJson(*events) : EventsText(*events, StyleOf(context)))
+                   << std::flush;
+      return context.out->good() ? kExitDone : kExitFailed;
+    });
+  };
+  return WithConversation(argc, argv, context, usage, 1, keys, body);
+}
+
+int RunStop(int argc, const char* const* argv, const CommandContext& context) {
+  Options options;
+  KeyTable keys;
+  keys.Text("reason", "shown in events and to the workers", &options.reason);
+  keys.Spelled("--reason", "");
+  const std::string usage =
+      "pacelinectl stop JOB: ends a job; its workers are told why\n\n"
+      "  pacelinectl stop mnist --reason \"wrong data\"\n\n";
+  const auto body = [&](Conversation& conversation) {
+    if (conversation.job().empty()) {
+      return Complain(context, absl::InvalidArgumentError("stop: name the job to stop"));
+    }
+    const auto reply = conversation.Ask(StopJobRequest{conversation.job(), false, options.reason});
+    if (!reply.ok()) return Complain(context, reply.status());
+    *context.out << "job " << conversation.job() << " stopped\n" << std::flush;
+    return static_cast<int>(kExitDone);
+  };
+  return WithConversation(argc, argv, context, usage, 1, keys, body);
+}
+
+int RunRun(int argc, const char* const* argv, const CommandContext& context) {
+  auto parsed = LoadLaunchConfig(argc, argv, context.environment);
+  if (!parsed.ok()) {
+    Complain(context, parsed.status());
+    return kExitUsage;
+  }
+  if (parsed->exit_code) {
+    *context.out << parsed->text << std::flush;
+    return *parsed->exit_code;
+  }
+  return RunLauncher(parsed->config, {context.environment, context.binary_directory,
+                                      context.connect, context.out, context.err, context.terminal});
+}
+
+int RunCompletion(int argc, const char* const* argv, const CommandContext& context) {
+  const std::string script = CompletionScript(argc == 2 ? argv[1] : "");
+  if (script.empty()) {
+    return Complain(context,
+                    absl::InvalidArgumentError(
+                        "completion: name bash or zsh, as in: pacelinectl completion bash"));
+  }
+  *context.out << script << std::flush;
+  return kExitDone;
+}
+
+}  // namespace
+
+int RunCommand(int argc, const char* const* argv, const CommandContext& context) {
+  const std::string_view name = argc > 1 ? argv[1] : "";
+  if (name == "--help" || name == "-h" || name == "help") {
+    *context.out << kUsage << std::flush;
+    return kExitDone;
+  }
+  if (name == "--version") {
+    *context.out << "pacelinectl " << ProgramVersion() << "\n" << std::flush;
+    return kExitDone;
+  }
+  if (name.empty()) {
+    *context.err << kUsage << std::flush;
+    return kExitUsage;
+  }
+  --argc;
+  ++argv;
+  if (name == "run") return RunRun(argc, argv, context);
+  if (name == "events") return RunEvents(argc, argv, context);
+  if (name == "stop") return RunStop(argc, argv, context);
+  if (name == "completion") return RunCompletion(argc, argv, context);
+  for (const ViewCommand& command : kViews) {
+    if (command.name == name) return RunView(command, argc, argv, context);
+  }
+  return Complain(context,
+                  absl::InvalidArgumentError(absl::StrCat("unknown command \"", Absl(name),
+                                                          "\"; pacelinectl --help lists all")));
+}
+
+}  // namespace paceline

@@ -1,0 +1,209 @@
+#include "cli/summary.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "common/base/status.h"
+
+namespace paceline {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// JSON has no infinity and no NaN.
+Json Number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+
+Json MetricsJson(const JobView& view) {
+  std::map<std::string, const MetricView*> newest;
+  for (const MetricView& metric : view.metrics) {
+    const MetricView*& slot = newest[metric.name];
+    if (slot == nullptr || slot->step <= metric.step) slot = &metric;
+  }
+  Json json = Json::object();
+  for (const auto& [name, metric] : newest) {
+    json[name] = {{"value", Number(metric->value)},
+                  {"worker", metric->worker},
+                  {"step", metric->step.value()}};
+  }
+  return json;
+}
+
+Json StalenessJson(const JobView& view) {
+  Json groups = Json::array();
+  for (const GroupStalenessView& group : view.group_staleness) {
+    groups.push_back({{"group", group.raw.group.value()},
+                      {"members", group.members},
+                      {"count", group.raw.tau.count},
+                      {"mean", Number(group.mean)},
+                      {"p95", Number(group.p95)},
+                      {"max", group.raw.tau.max}});
+  }
+  Json workers = Json::array();
+  for (const WorkerStalenessView& worker : view.worker_staleness) {
+    workers.push_back({{"worker", worker.name},
+                       {"group", worker.group.value()},
+                       {"count", worker.tau.count},
+                       {"mean", Number(worker.mean)},
+                       {"p95", Number(worker.p95)},
+                       {"max", worker.tau.max}});
+  }
+  return {{"count", view.tau.count}, {"mean", Number(view.mean)}, {"p50", Number(view.p50)},
+          {"p95", Number(view.p95)}, {"max", view.tau.max},       {"by_group", groups},
+          {"by_worker", workers}};
+}
+
+Json ProcessesJson(const std::vector<Process>& processes) {
+  Json json = Json::array();
+  for (const Process& process : processes) {
+    const bool exited = process.ended && process.signal == 0;
+    json.push_back({{"role", process.role},
+                    {"name", process.name},
+                    {"pid", process.pid},
+                    {"exit_code", exited ? Json(process.exit_code) : Json(nullptr)},
+                    {"signal", process.signal != 0 ? Json(process.signal) : Json(nullptr)},
+                    {"seconds", process.seconds},
+                    {"cpu_seconds", process.cpu_seconds},
+                    {"peak_rss_bytes", process.peak_rss_bytes}});
+  }
+  return json;
+}
+
+const MetricView* FindLoss(const JobView& view) {
+  const MetricView* found = nullptr;
+  for (const MetricView& metric : view.metrics) {
+    const bool is_loss = metric.name == "loss" || metric.name == "train_loss";
+    if (is_loss && (found == nullptr || found->step <= metric.step)) found = &metric;
+  }
+  return found;
+}
+
+}  // namespace
+
+std::string_view Name(Outcome outcome) {
+  switch (outcome) {
+    case Outcome::kSucceeded:
+      return "succeeded";
+    case Outcome::kFailed:
+      return "failed";
+    case Outcome::kInterrupted:
+      return "interrupted";
+  }
+  return "unknown";
+}
+
+std::string SummaryJson(const RunSummary& summary, const std::vector<Process>& processes) {
+  const JobView view = summary.view.value_or(JobView{});
+  const Json json = {{"job", summary.job},
+                     {"outcome", std::string(Name(summary.outcome))},
+                     {"reason", summary.reason},
+                     {"seconds", summary.seconds},
+                     {"workers", summary.workers},
+                     {"servers", summary.servers},
+                     {"groups", view.groups.size()},
+                     {"generations", view.group_generations},
+                     {"samples_drawn", view.drawn.value()},
+                     {"samples_applied", view.applied.value()},
+                     {"samples_discarded", view.discarded.value()},
+                     {"samples_returned", view.returned.value()},
+                     {"updates", view.updates},
+                     {"metrics", MetricsJson(view)},
+                     {"staleness", StalenessJson(view)},
+                     {"processes", ProcessesJson(processes)}};
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+std::string SummaryText(const RunSummary& summary, const std::string& directory) {
+  std::string text = absl::StrCat("job ", summary.job, " ", Absl(Name(summary.outcome)), " after ",
+                                  DurationText(summary.seconds), summary.reason.empty() ? "" : ": ",
+                                  summary.reason, "\n");
+  if (summary.view) {
+    const JobView& view = *summary.view;
+    absl::StrAppend(&text, "  samples    ", view.applied.value(), " applied of ",
+                    view.drawn.value(), " drawn, ", view.discarded.value(), " discarded, ",
+                    view.returned.value(), " returned; ", view.updates, " updates\n");
+    for (const MetricView& metric : view.metrics) {
+      absl::StrAppendFormat(&text, "  %-10s %.6g (%s, step %d)\n", metric.name, metric.value,
+                            metric.worker, metric.step.value());
+    }
+    for (const GroupStalenessView& group : view.group_staleness) {
+      absl::StrAppendFormat(&text,
+                            "  group %-4d staleness mean %.2f p95 %.0f max %d over %d (%s)\n",
+                            group.raw.group.value(), group.mean, group.p95, group.raw.tau.max,
+                            group.raw.tau.count, absl::StrJoin(group.members, " "));
+    }
+  }
+  absl::StrAppend(&text, "  files      ", directory, " (summary.json, a log a process)\n");
+  return text;
+}
+
+std::string ProgressLine(const JobView& view, size_t width) {
+  if (view.state == JobState::kForming) {
+    return absl::StrCat("waiting for workers: ", view.workers_live, " of ", view.spec.workers,
+                        " joined");
+  }
+  std::string line =
+      absl::StrCat("epoch ", view.epoch.value() + 1,
+                   view.spec.epochs > 0 ? absl::StrCat("/", view.spec.epochs) : "", "  step ",
+                   view.step.value(), "  ", RateText(view.samples_per_s), " samples/s");
+  if (view.total.value() > view.applied.value() && view.samples_per_s > 0) {
+    const auto left = static_cast<double>((view.total - view.applied).value());
+    absl::StrAppend(&line, "  ETA ", DurationText(left / view.samples_per_s));
+  }
+  if (const MetricView* loss = FindLoss(view))
+    absl::StrAppendFormat(&line, "  loss %.4g", loss->value);
+  absl::StrAppendFormat(&line, "  staleness %.2f  members %d/%d", view.mean, view.workers_live,
+                        view.spec.workers);
+  return line.substr(0, width);
+}
+
+double Percentile(const StalenessCounts& counts, double share) {
+  if (counts.count == 0) return 0;
+  const auto rank = static_cast<uint64_t>(std::ceil(share * static_cast<double>(counts.count)));
+  uint64_t below = 0;
+  for (size_t tau = 0; tau < counts.buckets.size(); ++tau) {
+    below += counts.buckets[tau];
+    if (below >= rank) {
+      return static_cast<double>(tau < StalenessCounts::kExact ? tau : counts.max);
+    }
+  }
+  return static_cast<double>(counts.max);
+}
+
+std::string DurationText(double seconds) {
+  if (!(seconds >= 0)) return "?";
+  if (seconds < 10) return absl::StrFormat("%.1fs", seconds);
+  if (seconds > 359'999) return ">99h";
+  const auto whole = static_cast<uint64_t>(seconds);
+  if (whole < 60) return absl::StrFormat("%ds", whole);
+  if (whole < 3600) return absl::StrFormat("%dm%02ds", whole / 60, whole % 60);
+  return absl::StrFormat("%dh%02dm", whole / 3600, whole % 3600 / 60);
+}
+
+std::string RateText(double value) {
+  if (!(value >= 0)) return "?";
+  if (value < 999.5) return absl::StrFormat("%.0f", value);
+  if (value < 999'500) return absl::StrFormat("%.3gk", value / 1e3);
+  if (value < 999'500'000) return absl::StrFormat("%.3gM", value / 1e6);
+  return absl::StrFormat("%.3gG", value / 1e9);
+}
+
+absl::Status ReplaceFile(const std::string& path, const std::string& text) {
+  const std::string temporary = path + ".tmp";
+  const std::unique_ptr<FILE, int (*)(FILE*)> file(fopen(temporary.c_str(), "we"), fclose);
+  const bool written = file != nullptr &&
+                       fwrite(text.data(), 1, text.size(), file.get()) == text.size() &&
+                       fflush(file.get()) == 0 && fsync(fileno(file.get())) == 0;
+  if (written && rename(temporary.c_str(), path.c_str()) == 0) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("cannot write ", path, ": ", strerror(errno)));
+}
+
+}  // namespace paceline

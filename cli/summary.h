@@ -1,0 +1,48 @@
+// What a run of the launcher leaves behind: summary.json, and a few lines for people.
+// Thread rule: pure functions.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/process.h"
+#include "plan/operator_view.h"
+
+namespace paceline {
+
+enum class Outcome : uint8_t { kSucceeded, kFailed, kInterrupted };
+std::string_view Name(Outcome outcome);
+
+struct RunSummary {
+  std::string job;
+  Outcome outcome = Outcome::kInterrupted;
+  std::string reason;
+  double seconds = 0;
+  uint32_t workers = 0;
+  uint32_t servers = 0;
+  std::optional<JobView> view;  // the scheduler's last answer
+};
+
+// docs/cli.md lists the fields. Ends with a line feed.
+std::string SummaryJson(const RunSummary& summary, const std::vector<Process>& processes);
+
+// Outcome, time, metrics, staleness by group, where the files are.
+std::string SummaryText(const RunSummary& summary, const std::string& directory);
+
+// One line of at most `width` columns: epoch, step, rate, time left, loss, staleness, members.
+std::string ProgressLine(const JobView& view, size_t width);
+
+// The 95th percentile (nearest rank) of a distribution; its largest exact value beyond kExact.
+double Percentile(const StalenessCounts& counts, double share);
+
+// "47s", "3m12s", "2h05m".
+std::string DurationText(double seconds);
+// "950", "12.3k", "4.56M".
+std::string RateText(double value);
+
+// Writes `text` beside `path` and renames it there, so that readers see a whole file at any time.
+absl::Status ReplaceFile(const std::string& path, const std::string& text);
+
+}  // namespace paceline
