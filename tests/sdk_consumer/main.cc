@@ -18,8 +18,8 @@ int main() {
     std::fprintf(stderr, "control: %s\n", control.status().ToString().c_str());
     return 1;
   }
-  auto session = paceline::Session::Connect(options, *std::move(control),
-                                            paceline::NewTcpTransport(paceline::TransportOptions{}));
+  auto session = paceline::Session::Connect(
+      options, *std::move(control), paceline::NewTcpTransport(paceline::TransportOptions{}));
   if (session.ok()) {
     std::fprintf(stderr, "joined a scheduler that does not exist\n");
     return 1;
