@@ -1,0 +1,132 @@
+#include "parameter/group_table.h"
+
+#include <algorithm>
+
+namespace paceline {
+
+void GroupTable::ApplyPlan(const std::vector<GroupPlan>& groups) {
+  for (const GroupPlan& group : groups) {
+    const Generation* const newest = Newest(group.id);
+    if (newest != nullptr && newest->plan->generation >= group.generation) continue;
+    Append(group, newest == nullptr ? Step(0) : group.activation_step,
+           static_cast<uint32_t>(group.members.size()));
+  }
+  for (auto it = groups_.begin(); it != groups_.end();) {
+    const bool named = std::any_of(groups.begin(), groups.end(),
+                                   [&it](const GroupPlan& g) { return g.id == it->first; });
+    it = named ? std::next(it) : groups_.erase(it);
+  }
+  CountLive();
+}
+
+void GroupTable::Commit(const std::vector<GroupPlan>& groups) {
+  for (const GroupPlan& group : groups) {
+    const Generation* const newest = Newest(group.id);
+    if (newest != nullptr && newest->plan->generation >= group.generation) continue;
+    Append(group, group.activation_step, static_cast<uint32_t>(group.members.size()));
+  }
+  CountLive();
+}
+
+void GroupTable::Fence(const NodeRef& dead, const std::vector<GroupPlan>& groups) {
+  Incarnation& fenced = fenced_[dead.node];
+  fenced = std::max(fenced, dead.incarnation);
+  for (const GroupPlan& group : groups) {
+    const Generation* const newest = Newest(group.id);
+    if (newest != nullptr && newest->plan->generation >= group.generation) continue;
+    const uint32_t planned =
+        newest == nullptr ? static_cast<uint32_t>(group.members.size()) : newest->planned_members;
+    groups_[group.id].clear();
+    Append(group, Step(0), planned);
+    covered_.erase({group.id, dead.node});
+  }
+  CountLive();
+}
+
+void GroupTable::Append(const GroupPlan& group, Step activation, uint32_t planned_members) {
+  std::deque<Generation>& generations = groups_[group.id];
+  generations.push_back({std::make_shared<const GroupPlan>(group), activation, planned_members});
+  if (generations.size() > kMaxGenerations) generations.pop_front();
+}
+
+bool GroupTable::IsFenced(NodeId node, Incarnation incarnation) const {
+  const auto it = fenced_.find(node);
+  return it != fenced_.end() && incarnation <= it->second;
+}
+
+GroupTable::Admitted GroupTable::Admit(GroupId group, GroupGeneration generation, Step step,
+                                       NodeId sender, Incarnation incarnation) const {
+  Admitted out{.generation = InForce(group, step)};
+  if (IsFenced(sender, incarnation)) {
+    out.admission = Admission::kFenced;
+    return out;
+  }
+  const Generation* const newest = Newest(group);
+  if (newest == nullptr || generation > newest->plan->generation) return out;
+  out.admission = Admission::kOldGeneration;
+  if (out.generation == nullptr || out.generation->plan->generation != generation) return out;
+  const std::vector<Member>& members = out.generation->plan->members;
+  for (size_t i = 0; i < members.size(); ++i) {
+    if (members[i].node != sender) continue;
+    if (members[i].incarnation == incarnation) {
+      out.admission = Admission::kAccept;
+      out.position = i;
+    } else {
+      out.admission = incarnation < members[i].incarnation ? Admission::kFenced : Admission::kPark;
+    }
+  }
+  return out;
+}
+
+Admission GroupTable::AdmitBoundary(GroupId group, GroupGeneration generation, NodeId sender,
+                                    Incarnation incarnation) const {
+  if (IsFenced(sender, incarnation)) return Admission::kFenced;
+  const Generation* const newest = Newest(group);
+  if (newest == nullptr || generation > newest->plan->generation) return Admission::kPark;
+  for (const Generation& g : groups_.find(group)->second) {
+    for (const Member& member : g.plan->members) {
+      if (member.node == sender && member.incarnation == incarnation) return Admission::kAccept;
+    }
+  }
+  return Admission::kOldGeneration;
+}
+
+const GroupTable::Generation* GroupTable::InForce(GroupId group, Step step) const {
+  const auto it = groups_.find(group);
+  if (it == groups_.end()) return nullptr;
+  for (auto g = it->second.rbegin(); g != it->second.rend(); ++g) {
+    if (g->activation <= step) return &*g;
+  }
+  return nullptr;
+}
+
+const GroupTable::Generation* GroupTable::Newest(GroupId group) const {
+  const auto it = groups_.find(group);
+  return it == groups_.end() || it->second.empty() ? nullptr : &it->second.back();
+}
+
+void GroupTable::Cover(GroupId group, NodeId node, Incarnation incarnation, Step through) {
+  Covered& covered = covered_[{group, node}];
+  if (incarnation != covered.incarnation) covered = {incarnation, through};
+  covered.through = std::max(covered.through, through);
+}
+
+bool GroupTable::IsCovered(GroupId group, const Member& member, Step step) const {
+  const auto it = covered_.find({group, member.node});
+  return it != covered_.end() && it->second.incarnation == member.incarnation &&
+         it->second.through >= step;
+}
+
+std::vector<GroupId> GroupTable::groups() const {
+  std::vector<GroupId> out;
+  for (const auto& [id, generations] : groups_) {
+    if (!generations.empty() && !generations.back().plan->members.empty()) out.push_back(id);
+  }
+  return out;
+}
+
+void GroupTable::CountLive() {
+  live_groups_ = std::max<uint32_t>(1, static_cast<uint32_t>(groups().size()));
+}
+
+}  // namespace paceline

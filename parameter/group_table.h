@@ -1,0 +1,88 @@
+// Who is in which group from which step on, who was fenced, and which steps each member is done
+// with: what an owner must know to say whose round a frame joins and when a round is whole.
+// Thread rule: one thread; const methods are pure.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "common/base/types.h"
+#include "plan/messages.h"
+#include "plan/plan.h"
+
+namespace paceline {
+
+enum class Admission : uint8_t {
+  kAccept,
+  kPark,           // of a generation that is not known here yet
+  kOldGeneration,  // another one holds for its step
+  kFenced,         // the sender's incarnation is dead
+};
+
+class GroupTable {
+ public:
+  struct Generation {
+    std::shared_ptr<const GroupPlan> plan;
+    Step activation;  // first step it holds for
+    // Members by the last ordered change (join, leave, migration): what `normalization: sum`
+    // scales to. A death leaves it as it is.
+    uint32_t planned_members = 0;
+  };
+  struct Admitted {
+    Admission admission = Admission::kPark;
+    const Generation* generation = nullptr;  // that holds for the step, when there is one
+    size_t position = 0;                     // of the sender in rank order, when accepted
+  };
+
+  // The whole state as the scheduler sees it: what is newer than known here takes its place.
+  void ApplyPlan(const std::vector<GroupPlan>& groups);
+  // Each group's next generation from its activation step on; one without members ends.
+  void Commit(const std::vector<GroupPlan>& groups);
+  // The dead incarnation is refused from now on, and each group's next generation holds for every
+  // step that is not over.
+  void Fence(const NodeRef& dead, const std::vector<GroupPlan>& groups);
+
+  bool IsFenced(NodeId node, Incarnation incarnation) const;
+  Admitted Admit(GroupId group, GroupGeneration generation, Step step, NodeId sender,
+                 Incarnation incarnation) const;
+
+  // A Boundary holds whatever generation its member knows of: it is taken from any member.
+  Admission AdmitBoundary(GroupId group, GroupGeneration generation, NodeId sender,
+                          Incarnation incarnation) const;
+
+  // The newest generation that holds for `step`; null before any.
+  const Generation* InForce(GroupId group, Step step) const;
+  const Generation* Newest(GroupId group) const;
+
+  // The member contributes nothing more to steps up to `through`.
+  void Cover(GroupId group, NodeId node, Incarnation incarnation, Step through);
+  bool IsCovered(GroupId group, const Member& member, Step step) const;
+
+  // Groups with members: G of the staleness formulas, at least 1.
+  uint32_t live_groups() const { return live_groups_; }
+  std::vector<GroupId> groups() const;
+
+ private:
+  // Enough for a group whose members are that many changes behind; older ones are refused alike.
+  static constexpr size_t kMaxGenerations = 8;
+
+  struct Covered {
+    Incarnation incarnation;
+    Step through;
+  };
+
+  void Append(const GroupPlan& group, Step activation, uint32_t planned_members);
+  void CountLive();
+
+  std::map<GroupId, std::deque<Generation>> groups_;  // oldest first
+  std::map<NodeId, Incarnation> fenced_;              // the newest dead incarnation
+  std::map<std::pair<GroupId, NodeId>, Covered> covered_;
+  uint32_t live_groups_ = 1;
+};
+
+}  // namespace paceline

@@ -1,0 +1,168 @@
+// One chunk at its owner: weights, optimizer state, version, and the rounds that change them. A
+// pure object stepped by messages: an operation goes in, replies come out. It reads no clock (time
+// is an argument) and starts no thread; servers, workers and the simulator hold the same one.
+//
+// What a round does when it is whole (round.h):
+//   sum = ((g0 + g1) + g2) ... over members with samples
+//   mean: sum / float(samples in it), once        sum: sum x (planned members / members in the sum)
+//   policy compensates; optimizer applies at rate x weight; version + 1
+// A round without any samples applies nothing and leaves the version as it is; its members still
+// get the weights. A gradient that is not finite counts as no samples, its sender is told
+// kNotFinite, and its samples are counted as discarded. A gradient on a version of another lineage
+// (before a restore) is discarded the same way, with kDiscarded.
+//
+// Invariants:
+//  1. A reply's arrays never change: weights that someone else holds are copied before an update.
+//  2. An operation is answered once per attempt, and applied at most once.
+//  3. A round is decided only when it is whole.
+// Thread rule: one thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/base/types.h"
+#include "parameter/contribution.h"
+#include "parameter/deduplication.h"
+#include "parameter/group_table.h"
+#include "parameter/operation.h"
+#include "parameter/optimizer.h"
+#include "parameter/round.h"
+#include "parameter/shared_floats.h"
+#include "parameter/state_codec.h"
+#include "plan/job_spec.h"
+#include "staleness/policy.h"
+#include "staleness/recorder.h"
+
+namespace paceline {
+
+struct ShardSettings {
+  std::shared_ptr<const Optimizer> optimizer;  // null: not set yet
+  std::shared_ptr<const StalenessPolicy> policy;
+  Normalization normalization = Normalization::kMean;
+  bool deterministic = false;  // sum in rank order
+  bool lead = false;           // counts samples and staleness per worker
+
+  bool operator==(const ShardSettings&) const = default;
+};
+
+class ParameterShard {
+ public:
+  using Replies = std::vector<Reply>;
+
+  // `groups` and `pool` outlive the shard. Weights are 0 until Init.
+  ParameterShard(ChunkKey key, uint64_t elements, const GroupTable* groups, FloatPool* pool,
+                 ShardSettings settings);
+
+  // Optimizer slots that the new settings share by name with the old ones stay as they are.
+  void Configure(ShardSettings settings);
+  void Seal() { sealed_ = true; }
+
+  // ---- Operations; the host has checked the plan and, but for Init and WriteState, the seal.
+  void Init(const Operation& operation, const Piece& piece, Replies* replies);
+  void Pull(const Operation& operation, Replies* replies);
+  void ReadState(const Operation& operation, Replies* replies);
+  void WriteState(const Operation& operation, const Piece& piece, Replies* replies);
+  // Push, PushPull, Reduce of the member at `position` of `generation`.
+  void Contribute(const Operation& operation, const Piece& piece,
+                  const GroupTable::Generation& generation, size_t position, Ticks now,
+                  Replies* replies);
+
+  // ---- Changes of the group table.
+  // A member of `group` covered further steps.
+  void OnCovered(GroupId group, Ticks now, Replies* replies);
+  // Open rounds of steps whose generation is no longer the one they were begun under are void:
+  // members whose contribution was whole are told kOldGeneration and push again.
+  void VoidOutdated(Replies* replies);
+  void Forget(const NodeRef& dead);
+  // The shard goes away: whoever waits for a round is told `status`.
+  void Abandon(OperationStatus status, Replies* replies);
+
+  // ---- Cuts. While held, rounds of a group above its step (all, without one) wait whole.
+  void Hold(const std::map<GroupId, Step>& through);
+  // Every held step is in: the members are past it and no round up to it is open.
+  bool IsAtHold() const;
+  void Release(Ticks now, Replies* replies);
+  ChunkState Copy() const;
+  // The highest step of each group that this chunk has.
+  const std::map<GroupId, Step>& applied_steps() const { return applied_steps_; }
+
+  ChunkKey key() const { return key_; }
+  uint64_t elements() const { return elements_; }
+  bool sealed() const { return sealed_; }
+  Version version() const { return version_; }
+  std::span<const float> weights() const { return weights_.values(); }
+  const StalenessRecorder& staleness() const { return recorder_; }
+  size_t open_rounds() const { return rounds_.size(); }
+  bool lead() const { return settings_.lead; }
+  Bytes memory() const;
+
+ private:
+  using Rounds = std::map<RoundKey, Round>;
+  struct MemberKey {
+    GroupId group;
+    NodeId node;
+    auto operator<=>(const MemberKey&) const = default;
+  };
+  // Initial values or a state on their way in.
+  struct Transfer {
+    Operation operation;
+    std::optional<Contribution> values{};
+    std::vector<std::byte> bytes{};
+    std::vector<bool> in{};
+    bool done = false;
+  };
+
+  MemberOperations& OperationsOf(const Operation& operation);
+  // Why a new contribution cannot be taken, or kOk.
+  OperationStatus Check(const Operation& operation) const;
+  void Refuse(const Operation& operation, const Piece& piece, OperationStatus status,
+              Replies* replies);
+  void Again(OpenOperation& open, const Operation& operation, const Piece& piece, Replies* replies);
+  void AddPiece(const RoundKey& key, size_t position, OpenOperation& open, const Piece& piece,
+                Ticks now, Replies* replies);
+  void FinishPart(Round& round, size_t position, OpenOperation& open);
+  void Settle(GroupId group, Ticks now, Replies* replies);
+  bool IsHeld(const RoundKey& key) const;
+  void Decided(const RoundKey& key, Round& round, Ticks now, Replies* replies);
+  void Apply(const RoundKey& key, Round& round, Ticks now);
+  void Record(const RoundKey& key, const Round& round, Version base, Ticks now);
+  void Answer(const RoundKey& key, Round& round, const SharedFloats& values, Samples samples,
+              Replies* replies);
+  void VoidRound(const Round& round, GroupId group, OperationStatus status, Replies* replies);
+  std::span<float> WritableWeights();
+  bool SameTransfer(const Operation& operation) const;
+  bool AddBytes(const Piece& piece);
+  void Restore(ChunkState state);
+  Reply MakeReply(const Operation& operation, OperationStatus status) const;
+
+  const ChunkKey key_;
+  const uint64_t elements_;
+  const GroupTable* const groups_;
+  FloatPool* const pool_;
+  ShardSettings settings_;
+
+  SharedFloats weights_;
+  std::vector<std::pair<std::string, SharedFloats>> slots_;  // in the optimizer's order
+  Version version_;
+  uint64_t updates_ = 0;  // Adam's t
+  Samples samples_;       // in all updates so far
+  bool sealed_ = false;
+  Transfer transfer_;
+
+  Rounds rounds_;
+  std::map<MemberKey, MemberOperations> members_;
+  std::map<GroupId, Step> applied_steps_;
+  // Per group what its members hold, kept where the policy compensates by it.
+  std::map<GroupId, std::pair<Version, SharedFloats>> pulled_;
+  std::optional<std::map<GroupId, Step>> hold_;
+  StalenessRecorder recorder_;
+};
+
+}  // namespace paceline

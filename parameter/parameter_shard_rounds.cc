@@ -1,0 +1,296 @@
+// The rounds of a ParameterShard: contributions in, sums applied, replies out.
+#include <array>
+#include <optional>
+#include <utility>
+
+#include "common/base/check.h"
+#include "common/kernels/kernels.h"
+#include "parameter/parameter_shard.h"
+#include "staleness/version.h"
+
+namespace paceline {
+namespace {
+
+RoundKind KindOf(OperationKind kind) {
+  return kind == OperationKind::kReduce ? RoundKind::kReduce : RoundKind::kApply;
+}
+
+OperationId IdOf(const Operation& operation) {
+  return {operation.origin_step, operation.ordinal, KindOf(operation.kind)};
+}
+
+RoundKey KeyOf(const Operation& operation) {
+  return {operation.group, operation.step, operation.ordinal};
+}
+
+}  // namespace
+
+MemberOperations& ParameterShard::OperationsOf(const Operation& operation) {
+  const MemberKey key{operation.group, operation.sender};
+  auto it = members_.try_emplace(key, operation.incarnation).first;
+  if (it->second.incarnation() < operation.incarnation) {
+    it->second = MemberOperations(operation.incarnation);
+  }
+  return it->second;
+}
+
+OperationStatus ParameterShard::Check(const Operation& operation) const {
+  if (!IsFloatOnTheWire(operation.dtype) || operation.origin_step > operation.step) {
+    return OperationStatus::kBadRequest;
+  }
+  const uint64_t bytes = elements_ * SizeOf(operation.dtype);
+  const bool empty_handed = operation.samples.value() == 0 && operation.total_bytes == 0;
+  if (operation.total_bytes != bytes && !empty_handed) return OperationStatus::kBadRequest;
+  if (operation.kind == OperationKind::kReduce) return OperationStatus::kOk;
+  if (settings_.optimizer == nullptr) return OperationStatus::kNoOptimizer;
+  if (operation.samples.value() == 0) return OperationStatus::kOk;
+  if (operation.base.lineage != version_.lineage) return OperationStatus::kDiscarded;
+  return Staleness(version_, operation.base) ? OperationStatus::kOk : OperationStatus::kBadRequest;
+}
+
+void ParameterShard::Contribute(const Operation& operation, const Piece& piece,
+                                const GroupTable::Generation& generation, size_t position,
+                                Ticks now, Replies* replies) {
+  MemberOperations& member = OperationsOf(operation);
+  member.Acknowledge(operation.acknowledged);
+  const OperationId id = IdOf(operation);
+  if (OpenOperation* open = member.Find(id)) {
+    if (open->contribution) {
+      open->operation.route = operation.route;
+      open->operation.sequence = operation.sequence;
+      return AddPiece(KeyOf(open->operation), position, *open, piece, now, replies);
+    }
+    return Again(*open, operation, piece, replies);
+  }
+  if (member.IsStray(operation.sequence)) return;
+
+  if (member.IsOver(id)) return Refuse(operation, piece, OperationStatus::kDiscarded, replies);
+  OperationStatus status = Check(operation);
+  const auto found = rounds_.find(KeyOf(operation));
+  if (found != rounds_.end() && found->second.kind() != id.kind) {
+    status = OperationStatus::kBadRequest;
+  } else if (groups_->IsCovered(operation.group, generation.plan->members[position],
+                                operation.step)) {
+    status = OperationStatus::kDiscarded;  // after its own Boundary
+  }
+  if (status == OperationStatus::kDiscarded && settings_.lead && IsLast(operation, piece)) {
+    recorder_.Discarded(operation.group, operation.sender, operation.samples);
+  }
+  if (status != OperationStatus::kOk) return Refuse(operation, piece, status, replies);
+  OpenOperation* const open = member.Open(id, operation);
+  if (open == nullptr) return Refuse(operation, piece, OperationStatus::kQuota, replies);
+  Round& round =
+      rounds_.try_emplace(KeyOf(operation), id.kind, generation, settings_.deterministic, pool_)
+          .first->second;
+  round.Begin(position, id);
+  // Without samples there is nothing to keep; whether bytes were sent along does not matter.
+  open->contribution.emplace(operation.samples.value() == 0 ? 0 : elements_, operation.dtype,
+                             pool_);
+  AddPiece(KeyOf(operation), position, *open, piece, now, replies);
+}
+
+// A whole operation comes again: its newest attempt takes the reply.
+void ParameterShard::Again(OpenOperation& open, const Operation& operation, const Piece& piece,
+                           Replies* replies) {
+  if (!IsLast(operation, piece)) return;
+  open.operation.route = operation.route;
+  open.operation.sequence = operation.sequence;
+  if (!open.reply) return;  // its round will answer
+  Reply reply = *open.reply;
+  reply.to = open.operation;
+  replies->push_back(std::move(reply));
+}
+
+void ParameterShard::AddPiece(const RoundKey& key, size_t position, OpenOperation& open,
+                              const Piece& piece, Ticks now, Replies* replies) {
+  const bool has_samples = open.operation.samples.value() > 0;
+  if (has_samples) {
+    if (!open.contribution->Add(piece)) {
+      // The rest of the message may still make it whole; this piece is not part of it.
+      return Refuse(open.operation, piece, OperationStatus::kBadRequest, replies);
+    }
+    if (!open.contribution->whole()) return;
+  } else if (!IsLast(open.operation, piece)) {
+    return;
+  }
+  const auto round = rounds_.find(key);
+  PACELINE_CHECK(round != rounds_.end());
+  FinishPart(round->second, position, open);
+  Settle(key.group, now, replies);
+}
+
+void ParameterShard::FinishPart(Round& round, size_t position, OpenOperation& open) {
+  const Operation& operation = open.operation;
+  SharedFloats values = open.contribution->Take();
+  const bool finite = open.contribution->finite();
+  open.contribution.reset();
+  if (operation.samples.value() == 0) {
+    round.Finish(position, Round::Part::kNoSamples, operation, {});
+  } else if (finite) {
+    round.Finish(position, Round::Part::kSum, operation, std::move(values));
+  } else {
+    pool_->Give(std::move(values));
+    round.Finish(position, Round::Part::kRefused, operation, {});
+    if (settings_.lead && round.kind() == RoundKind::kApply) {
+      recorder_.Discarded(operation.group, operation.sender, operation.samples);
+    }
+  }
+}
+
+void ParameterShard::OnCovered(GroupId group, Ticks now, Replies* replies) {
+  Settle(group, now, replies);
+}
+
+void ParameterShard::Settle(GroupId group, Ticks now, Replies* replies) {
+  auto it = rounds_.lower_bound({group, Step(0), Ordinal(0)});
+  while (it != rounds_.end() && it->first.group == group) {
+    if (!it->second.IsWhole(*groups_, group, it->first.step) ||
+        (it->second.kind() == RoundKind::kApply && IsHeld(it->first))) {
+      ++it;
+      continue;
+    }
+    Decided(it->first, it->second, now, replies);
+    it = rounds_.erase(it);
+  }
+}
+
+void ParameterShard::Decided(const RoundKey& key, Round& round, Ticks now, Replies* replies) {
+  const Samples samples = round.samples();
+  if (round.kind() == RoundKind::kReduce) {
+    SharedFloats sum = round.Sum();
+    if (!sum) {  // nobody had samples
+      sum = pool_->Take(elements_);
+      std::ranges::fill(sum.writable(), 0.0f);
+    }
+    return Answer(key, round, sum, samples, replies);
+  }
+  if (samples.value() > 0) Apply(key, round, now);
+  Step& applied = applied_steps_[key.group];
+  applied = std::max(applied, key.step);
+  if (settings_.policy->compensates()) pulled_[key.group] = {version_, weights_};
+  Answer(key, round, weights_, samples, replies);
+}
+
+void ParameterShard::Apply(const RoundKey& key, Round& round, Ticks now) {
+  const Version base = *round.base();
+  const uint64_t tau = *Staleness(version_, base);
+  const Samples samples = round.samples();
+  const Verdict verdict = Decide(*settings_.policy, {.tau = tau, .groups = groups_->live_groups()},
+                                 round.members_in_sum(), samples);
+  SharedFloats sum = round.Sum();
+  if (settings_.normalization == Normalization::kMean) {
+    kernels::Divide(sum.writable(), static_cast<float>(samples.value()));
+  } else if (round.planned_members() != verdict.members) {
+    kernels::Scale(sum.writable(), static_cast<float>(static_cast<double>(round.planned_members()) /
+                                                      verdict.members));
+  }
+  float rate = round.learning_rate();
+  if (rate == 0) rate = settings_.optimizer->learning_rate();
+  const auto pulled = pulled_.find(key.group);
+  if (pulled != pulled_.end() && pulled->second.first == base) {
+    settings_.policy->Compensate(sum.writable(), {.weights_now = weights_.values(),
+                                                  .weights_pulled = pulled->second.second.values(),
+                                                  .learning_rate = rate});
+  }
+  rate = static_cast<float>(rate * verdict.weight);
+  std::array<std::span<float>, kMaxStateArrays> slots;
+  for (size_t i = 0; i < slots_.size(); ++i) slots[i] = slots_[i].second.writable();
+  settings_.optimizer->Apply(WritableWeights(), {slots.data(), slots_.size()}, sum.values(), rate,
+                             ++updates_);
+  pool_->Give(std::move(sum));
+  Record(key, round, base, now);
+  ++version_.count;
+  samples_ += samples;
+}
+
+void ParameterShard::Record(const RoundKey& key, const Round& round, Version base, Ticks now) {
+  std::vector<StalenessRecorder::Contribution> contributions;
+  if (settings_.lead) {
+    const std::vector<Round::Contributor>& contributors = round.contributors();
+    for (size_t i = 0; i < contributors.size(); ++i) {
+      if (contributors[i].part != Round::Part::kSum) continue;
+      contributions.push_back({round.group().members[i].node, contributors[i].samples});
+    }
+  }
+  recorder_.Applied({.group = key.group,
+                     .groups = groups_->live_groups(),
+                     .base = base,
+                     .before = version_,
+                     .step = key.step,
+                     .now = now},
+                    contributions);
+}
+
+std::span<float> ParameterShard::WritableWeights() {
+  if (!weights_.unique()) {
+    SharedFloats copy = pool_->Take(elements_);
+    std::ranges::copy(weights_.values(), copy.writable().begin());
+    pool_->Give(std::move(weights_));
+    weights_ = std::move(copy);
+  }
+  return weights_.writable();
+}
+
+void ParameterShard::Answer(const RoundKey& key, Round& round, const SharedFloats& values,
+                            Samples samples, Replies* replies) {
+  const std::vector<Round::Contributor>& contributors = round.contributors();
+  for (size_t i = 0; i < contributors.size(); ++i) {
+    if (contributors[i].part == Round::Part::kAbsent) continue;
+    const auto member = members_.find({key.group, round.group().members[i].node});
+    if (member == members_.end()) continue;
+    OpenOperation* const open = member->second.Find(contributors[i].operation);
+    if (open == nullptr) continue;  // of an incarnation that is gone
+    Reply reply = MakeReply(open->operation, contributors[i].part == Round::Part::kRefused
+                                                 ? OperationStatus::kNotFinite
+                                                 : OperationStatus::kOk);
+    if (open->operation.kind != OperationKind::kPush) reply.values = values;
+    reply.samples = samples;
+    open->reply = reply;
+    replies->push_back(std::move(reply));
+  }
+}
+
+// ---- Fences and new generations -------------------------------------------------------------
+
+void ParameterShard::VoidOutdated(Replies* replies) {
+  for (auto it = rounds_.begin(); it != rounds_.end();) {
+    const auto& [key, round] = *it;
+    const GroupTable::Generation* const holds = groups_->InForce(key.group, key.step);
+    if (holds != nullptr && holds->plan->generation == round.group().generation) {
+      ++it;
+      continue;
+    }
+    VoidRound(round, key.group, OperationStatus::kOldGeneration, replies);
+    it = rounds_.erase(it);
+  }
+}
+
+void ParameterShard::Abandon(OperationStatus status, Replies* replies) {
+  for (const auto& [key, round] : rounds_) VoidRound(round, key.group, status, replies);
+  rounds_.clear();
+}
+
+void ParameterShard::VoidRound(const Round& round, GroupId group, OperationStatus status,
+                               Replies* replies) {
+  const std::vector<Round::Contributor>& contributors = round.contributors();
+  for (size_t i = 0; i < contributors.size(); ++i) {
+    if (contributors[i].part == Round::Part::kAbsent) continue;
+    const auto member = members_.find({group, round.group().members[i].node});
+    if (member == members_.end()) continue;
+    const OpenOperation* const open = member->second.Find(contributors[i].operation);
+    if (open == nullptr) continue;
+    // One that is still coming is told at its last piece.
+    if (!open->contribution) {
+      replies->push_back(MakeReply(open->operation, status));
+    }
+    member->second.Erase(contributors[i].operation);
+  }
+}
+
+void ParameterShard::Forget(const NodeRef& dead) {
+  std::erase_if(members_, [&dead](const auto& entry) {
+    return entry.first.node == dead.node && entry.second.incarnation() <= dead.incarnation;
+  });
+}
+
+}  // namespace paceline
