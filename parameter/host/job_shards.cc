@@ -1,0 +1,346 @@
+#include "parameter/host/job_shards.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/base/check.h"
+#include "plan/chunking.h"
+
+namespace paceline {
+namespace {
+
+bool IsContribution(OperationKind kind) {
+  return kind == OperationKind::kPush || kind == OperationKind::kPushPull ||
+         kind == OperationKind::kReduce;
+}
+
+bool IsWriters(OperationKind kind) {
+  return kind == OperationKind::kInit || kind == OperationKind::kWriteState;
+}
+
+}  // namespace
+
+// ---- Operations -----------------------------------------------------------------------------
+
+void JobShards::OnOperation(const Operation& operation, const Piece& piece,
+                            std::shared_ptr<BoundaryAnswer> boundary, Ticks now, Replies* replies) {
+  if (operation.kind == OperationKind::kBoundary) {
+    return OnBoundary(operation, boundary, now, replies);
+  }
+  if (groups_.IsFenced(operation.sender, operation.incarnation)) {
+    return Refuse(operation, piece, OperationStatus::kFenced, replies);
+  }
+  ParameterShard* shard = nullptr;
+  const OperationStatus status = Locate(operation, &shard);
+  if (status == OperationStatus::kNotYet) return Park(operation, piece, nullptr, replies);
+  if (status != OperationStatus::kOk) return Refuse(operation, piece, status, replies);
+  if (IsWriters(operation.kind) && operation.sender != plan_->plan.init_writer) {
+    return Refuse(operation, piece, OperationStatus::kNotWriter, replies);
+  }
+  if (!IsWriters(operation.kind) && !shard->sealed()) {
+    return Park(operation, piece, nullptr, replies);
+  }
+  switch (operation.kind) {
+    case OperationKind::kInit:
+      return shard->Init(operation, piece, replies);
+    case OperationKind::kWriteState:
+      return shard->WriteState(operation, piece, replies);
+    case OperationKind::kPull:
+      return shard->Pull(operation, replies);
+    case OperationKind::kReadState:
+      return shard->ReadState(operation, replies);
+    default:
+      return OnContribution(*shard, operation, piece, now, replies);
+  }
+}
+
+OperationStatus JobShards::Locate(const Operation& operation, ParameterShard** shard) {
+  const auto it = shards_.find(operation.chunk);
+  const Plan& plan = plan_->plan;
+  if (operation.job_generation > plan.generation) return OperationStatus::kNotYet;
+  if (it != shards_.end()) {
+    *shard = &it->second;
+    return OperationStatus::kOk;
+  }
+  const TensorPlan* const tensor = FindTensor(plan, operation.chunk.tensor);
+  if (tensor == nullptr) return OperationStatus::kUnknownTensor;
+  if (operation.chunk.chunk.value() >= tensor->owners.size()) return OperationStatus::kBadRequest;
+  if (tensor->owners[operation.chunk.chunk.value()] != self_) return OperationStatus::kNotOwner;
+  return OperationStatus::kQuota;
+}
+
+void JobShards::OnContribution(ParameterShard& shard, const Operation& operation,
+                               const Piece& piece, Ticks now, Replies* replies) {
+  PACELINE_CHECK(IsContribution(operation.kind));
+  const GroupTable::Admitted admitted =
+      groups_.Admit(operation.group, operation.group_generation, operation.step, operation.sender,
+                    operation.incarnation);
+  switch (admitted.admission) {
+    case Admission::kPark:
+      return Park(operation, piece, nullptr, replies);
+    case Admission::kOldGeneration:
+      return Refuse(operation, piece, OperationStatus::kOldGeneration, replies);
+    case Admission::kFenced:
+      return Refuse(operation, piece, OperationStatus::kFenced, replies);
+    case Admission::kAccept:
+      break;
+  }
+  shard.Contribute(operation, piece, *admitted.generation, admitted.position, now, replies);
+  if (cut_ && cut_->done && TryCopy(shard.key(), now, replies)) FinishCut();
+}
+
+void JobShards::OnBoundary(const Operation& operation,
+                           const std::shared_ptr<BoundaryAnswer>& answer, Ticks now,
+                           Replies* replies) {
+  if (operation.origin_step < operation.step) {
+    return AnswerBoundary(operation, *answer, OperationStatus::kBadRequest, replies);
+  }
+  switch (groups_.AdmitBoundary(operation.group, operation.group_generation, operation.sender,
+                                operation.incarnation)) {
+    case Admission::kPark:
+      return Park(operation, {}, answer, replies);
+    case Admission::kOldGeneration:
+      return AnswerBoundary(operation, *answer, OperationStatus::kOldGeneration, replies);
+    case Admission::kFenced:
+      return AnswerBoundary(operation, *answer, OperationStatus::kFenced, replies);
+    case Admission::kAccept:
+      break;
+  }
+  groups_.Cover(operation.group, operation.sender, operation.incarnation, operation.origin_step);
+  for (auto& [key, shard] : shards_) {
+    if (shard.open_rounds() > 0) shard.OnCovered(operation.group, now, replies);
+  }
+  AnswerBoundary(operation, *answer, OperationStatus::kOk, replies);
+  AdvanceCut(now, replies);
+}
+
+void JobShards::AnswerBoundary(const Operation& operation, BoundaryAnswer& answer,
+                               OperationStatus status, Replies* replies) {
+  if (status != OperationStatus::kOk) answer.status.store(status);
+  if (answer.outstanding.fetch_sub(1) != 1) return;
+  Reply reply;
+  reply.to = operation;
+  reply.status = answer.status.load();
+  replies->push_back(std::move(reply));
+}
+
+void JobShards::Refuse(const Operation& operation, const Piece& piece, OperationStatus status,
+                       Replies* replies) {
+  if (!IsLast(operation, piece)) return;
+  Reply reply;
+  reply.to = operation;
+  reply.status = status;
+  replies->push_back(std::move(reply));
+}
+
+// ---- Frames that wait for a plan ------------------------------------------------------------
+
+void JobShards::Park(const Operation& operation, const Piece& piece,
+                     std::shared_ptr<BoundaryAnswer> boundary, Replies* replies) {
+  const uint64_t bytes = sizeof(Parked) + piece.bytes.size();
+  if (parked_bytes_ + bytes > max_parked_bytes_) {
+    if (boundary != nullptr) {
+      return AnswerBoundary(operation, *boundary, OperationStatus::kNotYet, replies);
+    }
+    return Refuse(operation, piece, OperationStatus::kNotYet, replies);
+  }
+  parked_bytes_ += bytes;
+  // Copied, so that the channel's credit returns: what the parked frame waits for may come through
+  // the same channel.
+  parked_.push_back(
+      {operation, piece.offset, {piece.bytes.begin(), piece.bytes.end()}, std::move(boundary)});
+}
+
+void JobShards::ReplayParked(Ticks now, Replies* replies) {
+  std::vector<Parked> parked = std::exchange(parked_, {});
+  parked_bytes_ = 0;
+  for (Parked& frame : parked) {
+    OnOperation(frame.operation, {frame.offset, frame.bytes}, std::move(frame.boundary), now,
+                replies);
+  }
+}
+
+// ---- Directives -----------------------------------------------------------------------------
+
+void JobShards::ApplyPlan(std::shared_ptr<const PreparedPlan> plan, Ticks now, Replies* replies) {
+  if (plan_ != nullptr && plan->plan.generation < plan_->plan.generation) return;
+  plan_ = std::move(plan);
+  groups_.ApplyPlan(plan_->plan.groups);
+  VoidOutdated(replies);
+  UpdateShards(replies);
+  ReplayParked(now, replies);
+}
+
+void JobShards::UpdateShards(Replies* replies) {
+  const Plan& plan = plan_->plan;
+  std::set<ChunkKey> owned;
+  for (const TensorPlan& tensor : plan.tensors) {
+    const std::vector<ChunkRange> ranges = CutIntoChunks(tensor.spec, plan.spec.chunk_bytes);
+    for (uint32_t i = 0; i < ranges.size() && i < tensor.owners.size(); ++i) {
+      const ChunkKey key{tensor.id, ChunkIndex(i)};
+      if (tensor.owners[i] != self_ || ThreadOf(key, threads_) != index_) continue;
+      owned.insert(key);
+      ShardSettings settings{.optimizer = plan_->optimizer,
+                             .policy = plan_->policy,
+                             .normalization = plan.spec.normalization,
+                             .deterministic = plan.spec.deterministic,
+                             .lead = tensor.id == plan.lead_tensor && i == 0};
+      auto it = shards_.find(key);
+      if (it != shards_.end()) {
+        it->second.Configure(std::move(settings));
+      } else if (plan_->over_quota) {
+        continue;
+      } else {
+        it = shards_.try_emplace(key, key, ranges[i].length, &groups_, pool_, std::move(settings))
+                 .first;
+      }
+      if (tensor.sealed) it->second.Seal();
+    }
+  }
+  for (auto it = shards_.begin(); it != shards_.end();) {
+    if (owned.contains(it->first)) {
+      ++it;
+      continue;
+    }
+    it->second.Abandon(OperationStatus::kNotOwner, replies);
+    it = shards_.erase(it);
+  }
+}
+
+void JobShards::VoidOutdated(Replies* replies) {
+  for (auto& [key, shard] : shards_) {
+    if (shard.open_rounds() > 0) shard.VoidOutdated(replies);
+  }
+}
+
+void JobShards::Commit(const CommitDirective& directive, Ticks now, Replies* replies) {
+  groups_.Commit(directive.groups);
+  VoidOutdated(replies);
+  ReplayParked(now, replies);
+}
+
+void JobShards::Fence(const FenceDirective& directive, Ticks now, Replies* replies) {
+  // What is whole but held by a cut is decided first, while its contributors are known.
+  CutAbort(absl::AbortedError("a member was fenced during the cut; try again"), now, replies);
+  groups_.Fence(directive.dead, directive.groups);
+  VoidOutdated(replies);
+  for (auto& [key, shard] : shards_) shard.Forget(directive.dead);
+  ReplayParked(now, replies);
+}
+
+void JobShards::Seal(const std::vector<TensorId>& tensors, Ticks now, Replies* replies) {
+  for (auto& [key, shard] : shards_) {
+    if (std::find(tensors.begin(), tensors.end(), key.tensor) != tensors.end()) shard.Seal();
+  }
+  ReplayParked(now, replies);
+}
+
+void JobShards::End(Replies* replies) {
+  for (auto& [key, shard] : shards_) shard.Abandon(OperationStatus::kJobEnded, replies);
+  for (const Parked& frame : parked_) {
+    if (frame.boundary != nullptr) {
+      AnswerBoundary(frame.operation, *frame.boundary, OperationStatus::kJobEnded, replies);
+    } else {
+      Refuse(frame.operation, {frame.offset, frame.bytes}, OperationStatus::kJobEnded, replies);
+    }
+  }
+  parked_.clear();
+  if (cut_ && cut_->done) cut_->done(absl::AbortedError("the job ended during the cut"));
+  cut_.reset();
+}
+
+GroupGeneration JobShards::GenerationFor(GroupId group, Step step) const {
+  const GroupTable::Generation* generation = groups_.InForce(group, step);
+  if (generation == nullptr) generation = groups_.Newest(group);
+  return generation == nullptr ? GroupGeneration(0) : generation->plan->generation;
+}
+
+// ---- Cuts -----------------------------------------------------------------------------------
+
+std::map<GroupId, Step> JobShards::CutCollect(Ticks now, Replies* replies) {
+  CutAbort(absl::AbortedError("another cut was begun"), now, replies);
+  std::map<GroupId, Step> steps;
+  for (const auto& [key, shard] : shards_) {
+    for (const auto& [group, step] : shard.applied_steps()) {
+      const auto it = steps.try_emplace(group, step).first;
+      it->second = std::max(it->second, step);
+    }
+  }
+  for (auto& [key, shard] : shards_) shard.Hold(steps);
+  cut_.emplace();
+  cut_->steps = steps;
+  return steps;
+}
+
+void JobShards::CutAt(const std::map<GroupId, Step>& steps, CutDone done, Ticks now,
+                      Replies* replies) {
+  if (!cut_ || cut_->done) {
+    return done(absl::FailedPreconditionError("no cut was collected, or it was aborted"));
+  }
+  cut_->steps = steps;
+  cut_->done = std::move(done);
+  for (auto& [key, shard] : shards_) {
+    cut_->remaining.insert(key);
+    shard.Hold(steps);
+    for (const auto& [group, step] : steps) shard.OnCovered(group, now, replies);
+  }
+  AdvanceCut(now, replies);
+}
+
+void JobShards::AdvanceCut(Ticks now, Replies* replies) {
+  if (!cut_ || !cut_->done) return;
+  const std::set<ChunkKey> remaining = cut_->remaining;
+  for (const ChunkKey& key : remaining) TryCopy(key, now, replies);
+  if (cut_->remaining.empty()) FinishCut();
+}
+
+// True when it was the last chunk of the cut.
+bool JobShards::TryCopy(ChunkKey key, Ticks now, Replies* replies) {
+  ParameterShard& shard = shards_.at(key);
+  if (!cut_->remaining.contains(key) || !shard.IsAtHold()) return false;
+  ChunkState state = shard.Copy();
+  ChunkSnapshot snapshot{.key = key, .version = state.version, .arrays = {}};
+  snapshot.applied_steps = state.updates;
+  for (auto& [name, values] : state.arrays) snapshot.arrays.emplace(name, std::move(values));
+  cut_->copies.push_back(std::move(snapshot));
+  cut_->remaining.erase(key);
+  shard.Release(now, replies);
+  return cut_->remaining.empty();
+}
+
+void JobShards::FinishCut() {
+  Cut cut = *std::exchange(cut_, std::nullopt);
+  cut.done(std::move(cut.copies));
+}
+
+void JobShards::CutAbort(const absl::Status& cause, Ticks now, Replies* replies) {
+  if (!cut_) return;
+  Cut cut = *std::exchange(cut_, std::nullopt);
+  for (auto& [key, shard] : shards_) shard.Release(now, replies);
+  if (cut.done) cut.done(cause);
+}
+
+// ---- Report ---------------------------------------------------------------------------------
+
+JobAtServer JobShards::Report() const {
+  JobAtServer report;
+  if (plan_ == nullptr) return report;
+  report.job = plan_->plan.job;
+  uint64_t memory = parked_bytes_;
+  for (const auto& [key, shard] : shards_) {
+    memory += shard.memory().value();
+    if (shard.lead()) {
+      report.lead = true;
+      report.groups = shard.staleness().groups();
+      report.workers = shard.staleness().workers();
+    }
+  }
+  for (const auto& [key, shard] : shards_) {
+    if (shard.lead() == report.lead) report.updates += shard.staleness().updates();
+  }
+  report.memory = Bytes(memory);
+  for (size_t i = 1; i < refused_.size(); ++i) report.refused_frames += refused_[i];
+  return report;
+}
+
+}  // namespace paceline

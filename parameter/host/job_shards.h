@@ -1,0 +1,127 @@
+// What one shard thread holds of one job: its chunks, its copy of the group table, the frames that
+// wait for a plan. Takes frames and directives, gives replies.
+// Thread rule: one thread; no lock inside.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "parameter/group_table.h"
+#include "parameter/host/router.h"
+#include "parameter/parameter_shard.h"
+#include "plan/plan.h"
+
+namespace paceline {
+
+// A Boundary concerns every shard thread; the last one to take it answers.
+struct BoundaryAnswer {
+  std::atomic<uint32_t> outstanding;
+  std::atomic<OperationStatus> status{OperationStatus::kOk};
+};
+
+// A plan with what was made from it once for all threads.
+struct PreparedPlan {
+  Plan plan;
+  std::shared_ptr<const Optimizer> optimizer;
+  std::shared_ptr<const StalenessPolicy> policy;
+  bool over_quota = false;  // no shard is added
+};
+
+class JobShards {
+ public:
+  using Replies = ParameterShard::Replies;
+  using CutDone = std::function<void(absl::StatusOr<std::vector<ChunkSnapshot>>)>;
+
+  // Of the chunks that `self` owns, those of thread `index` out of `threads`.
+  JobShards(NodeId self, uint32_t index, uint32_t threads, uint64_t max_parked_bytes,
+            FloatPool* pool)
+      : self_(self),
+        index_(index),
+        threads_(threads),
+        max_parked_bytes_(max_parked_bytes),
+        pool_(pool) {}
+
+  static uint32_t ThreadOf(ChunkKey key, uint32_t threads) {
+    return (key.tensor.value() + key.chunk.value()) % threads;
+  }
+
+  void OnOperation(const Operation& operation, const Piece& piece,
+                   std::shared_ptr<BoundaryAnswer> boundary, Ticks now, Replies* replies);
+
+  void ApplyPlan(std::shared_ptr<const PreparedPlan> plan, Ticks now, Replies* replies);
+  void Commit(const CommitDirective& directive, Ticks now, Replies* replies);
+  void Fence(const FenceDirective& directive, Ticks now, Replies* replies);
+  void Seal(const std::vector<TensorId>& tensors, Ticks now, Replies* replies);
+  // Everything that waits is told kJobEnded.
+  void End(Replies* replies);
+
+  std::map<GroupId, Step> CutCollect(Ticks now, Replies* replies);
+  void CutAt(const std::map<GroupId, Step>& steps, CutDone done, Ticks now, Replies* replies);
+  void CutAbort(const absl::Status& cause, Ticks now, Replies* replies);
+
+  const Plan* plan() const { return plan_ == nullptr ? nullptr : &plan_->plan; }
+  // What a refusal tells the sender to catch up to.
+  GroupGeneration GenerationFor(GroupId group, Step step) const;
+  void CountRefusal(OperationStatus status) { ++refused_[static_cast<size_t>(status)]; }
+  JobAtServer Report() const;
+
+ private:
+  struct Parked {
+    Operation operation;
+    uint64_t offset = 0;
+    std::vector<std::byte> bytes;
+    std::shared_ptr<BoundaryAnswer> boundary;
+  };
+  struct Cut {
+    std::map<GroupId, Step> steps;
+    std::set<ChunkKey> remaining;
+    std::vector<ChunkSnapshot> copies;
+    CutDone done;  // null in phase 1
+  };
+
+  void OnBoundary(const Operation& operation, const std::shared_ptr<BoundaryAnswer>& answer,
+                  Ticks now, Replies* replies);
+  void AnswerBoundary(const Operation& operation, BoundaryAnswer& answer, OperationStatus status,
+                      Replies* replies);
+  // The shard, or why there is none; kNotYet means park.
+  OperationStatus Locate(const Operation& operation, ParameterShard** shard);
+  void OnContribution(ParameterShard& shard, const Operation& operation, const Piece& piece,
+                      Ticks now, Replies* replies);
+  void Park(const Operation& operation, const Piece& piece,
+            std::shared_ptr<BoundaryAnswer> boundary, Replies* replies);
+  void Refuse(const Operation& operation, const Piece& piece, OperationStatus status,
+              Replies* replies);
+  void ReplayParked(Ticks now, Replies* replies);
+  void UpdateShards(Replies* replies);
+  void VoidOutdated(Replies* replies);
+  void AdvanceCut(Ticks now, Replies* replies);
+  bool TryCopy(ChunkKey key, Ticks now, Replies* replies);
+  void FinishCut();
+
+  const NodeId self_;
+  const uint32_t index_;
+  const uint32_t threads_;
+  const uint64_t max_parked_bytes_;
+  FloatPool* const pool_;
+
+  std::shared_ptr<const PreparedPlan> plan_;
+  GroupTable groups_;
+  std::map<ChunkKey, ParameterShard> shards_;
+  std::vector<Parked> parked_;
+  uint64_t parked_bytes_ = 0;
+  std::optional<Cut> cut_;
+  std::array<uint64_t, kOperationStatuses> refused_{};
+};
+
+}  // namespace paceline

@@ -1,0 +1,66 @@
+#include "parameter/host/key_table.h"
+
+#include <algorithm>
+
+#include "common/base/status.h"
+
+namespace paceline {
+
+void KeyTable::Learn(JobId job, const std::vector<GroupPlan>& groups) {
+  MutexLock lock(&mutex_);
+  if (ended_.contains(job)) return;
+  std::map<NodeId, Entry>& nodes = jobs_[job];
+  for (const GroupPlan& group : groups) {
+    for (const Member& member : group.members) {
+      Entry& entry = nodes[member.node];
+      const bool told = member.key != SecretKey{};
+      if (member.incarnation < entry.incarnation || !told) continue;
+      entry.incarnation = member.incarnation;
+      entry.key = member.key;
+    }
+  }
+}
+
+void KeyTable::Fence(JobId job, const NodeRef& dead) {
+  MutexLock lock(&mutex_);
+  Entry& entry = jobs_[job][dead.node];
+  entry.fenced = std::max(entry.fenced, dead.incarnation);
+}
+
+void KeyTable::EndJob(JobId job) {
+  MutexLock lock(&mutex_);
+  jobs_.erase(job);
+  ended_.insert(job);
+  if (ended_.size() > kMaxEndedJobs) ended_.erase(ended_.begin());
+}
+
+absl::StatusOr<ChannelKey> KeyTable::Find(const PeerIdentity& peer) const {
+  MutexLock lock(&mutex_);
+  const std::string who = absl::StrCat("node ", peer.node.value(), " (job ", peer.job.value(),
+                                       ", incarnation ", peer.incarnation.value(), ")");
+  if (ended_.contains(peer.job)) {
+    return absl::PermissionDeniedError(absl::StrCat(who, ": the job has ended"));
+  }
+  const auto job = jobs_.find(peer.job);
+  if (job == jobs_.end()) {
+    return absl::UnavailableError(absl::StrCat(who, ": no plan of this job is known yet"));
+  }
+  const auto node = job->second.find(peer.node);
+  if (node == job->second.end()) {
+    return absl::UnavailableError(absl::StrCat(who, ": not a member of any known plan yet"));
+  }
+  const Entry& entry = node->second;
+  if (peer.incarnation <= entry.fenced) {
+    return absl::PermissionDeniedError(absl::StrCat(who, ": this incarnation was declared dead"));
+  }
+  if (peer.incarnation < entry.incarnation) {
+    return absl::PermissionDeniedError(
+        absl::StrCat(who, ": incarnation ", entry.incarnation.value(), " has taken its place"));
+  }
+  if (peer.incarnation > entry.incarnation) {
+    return absl::UnavailableError(absl::StrCat(who, ": no plan names this incarnation yet"));
+  }
+  return entry.key;
+}
+
+}  // namespace paceline

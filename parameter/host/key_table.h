@@ -1,0 +1,38 @@
+// Keys of the workers that may open channels to this owner, from the plans of its jobs.
+// Thread rule: every method may be called from any thread.
+#pragma once
+
+#include <map>
+#include <set>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "common/runtime/mutex.h"
+#include "plan/messages.h"
+#include "transport/channel.h"
+
+namespace paceline {
+
+class KeyTable {
+ public:
+  void Learn(JobId job, const std::vector<GroupPlan>& groups) EXCLUDES(mutex_);
+  void Fence(JobId job, const NodeRef& dead) EXCLUDES(mutex_);
+  void EndJob(JobId job) EXCLUDES(mutex_);
+
+  // As KeyStore::Find.
+  absl::StatusOr<ChannelKey> Find(const PeerIdentity& peer) const EXCLUDES(mutex_);
+
+ private:
+  struct Entry {
+    Incarnation incarnation;
+    ChannelKey key{};
+    Incarnation fenced;  // this one and all before are dead
+  };
+  static constexpr size_t kMaxEndedJobs = 1024;
+
+  mutable Mutex mutex_;
+  std::map<JobId, std::map<NodeId, Entry>> jobs_ GUARDED_BY(mutex_);
+  std::set<JobId> ended_ GUARDED_BY(mutex_);
+};
+
+}  // namespace paceline
