@@ -1,0 +1,320 @@
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "scheduler/core/core_impl.h"
+
+namespace paceline {
+namespace {
+
+using scheduler::Candidate;
+using scheduler::Change;
+
+std::string NamesOf(const std::vector<Member>& members) {
+  std::string names;
+  for (const Member& m : members) absl::StrAppend(&names, names.empty() ? "" : ", ", m.name);
+  return names;
+}
+
+}  // namespace
+
+Member Core::Impl::MemberOf(const NodeRecord& record) const {
+  Member member;
+  member.node = record.id;
+  member.name = record.name;
+  member.incarnation = record.incarnation;
+  member.rank = record.rank;
+  member.index = record.index;
+  member.host = record.host;
+  member.data_address = record.data_address;
+  return member;
+}
+
+Candidate Core::Impl::CandidateOf(const NodeRecord& record) const {
+  return {record.id, record.rank, record.index, record.labels};
+}
+
+void Core::Impl::FormIfComplete(JobId id) {
+  const JobRecord& forming = job(id);
+  const std::vector<const NodeRecord*> workers = LiveWorkers(id);
+  if (forming.state != JobState::kForming || workers.size() < forming.spec.workers) return;
+  std::vector<Candidate> candidates;
+  for (const NodeRecord* worker : workers) candidates.push_back(CandidateOf(*worker));
+  GroupPlans groups;
+  for (scheduler::PlannedGroup& planned :
+       scheduler::PlanInitialGroups(forming.spec.groups, std::move(candidates))) {
+    GroupPlan group;
+    group.id = GroupId(static_cast<uint32_t>(groups.size()));
+    group.generation = GroupGeneration(1);
+    group.reason = std::move(planned.reason);
+    for (NodeId member : planned.members) group.members.push_back(MemberOf(node(member)));
+    groups.push_back(std::move(group));
+  }
+  const std::string name = forming.spec.name;
+  for (const GroupPlan& group : groups) {
+    Say(name, "group",
+        absl::StrCat("group ", group.id.value(), " of ", NamesOf(group.members), " (", group.reason,
+                     ")"));
+  }
+  Decide(scheduler::GroupsChanged{id, std::move(groups)});
+  Decide(scheduler::JobStateChanged{
+      id, JobState::kRunning,
+      absl::StrCat(workers.size(), " of ", forming.spec.workers, " joined")});
+  Say(name, "running", job(id).reason);
+  runtime(id).started_at = now_;
+  SendPlanToAll(id);
+  PlaceRegistrations(id);
+  ReleaseBarriers(id);
+}
+
+// Servers learn every member's key, a worker its own.
+Core::Impl::GroupPlans Core::Impl::WithKeysFor(const NodeRecord& to, GroupPlans groups) const {
+  for (GroupPlan& group : groups) {
+    for (Member& m : group.members) {
+      if (to.role != Role::kServer && m.node != to.id) continue;
+      const NodeRecord& record = state_.nodes.at(m.node);
+      if (record.incarnation == m.incarnation) m.key = record.key;
+    }
+  }
+  return groups;
+}
+
+Plan Core::Impl::PlanFor(const JobRecord& job, const NodeRecord& to) const {
+  Plan plan;
+  plan.job = job.id;
+  plan.spec = job.spec;
+  plan.state = job.state;
+  plan.reason = job.reason;
+  plan.term = state_.term;
+  plan.generation = job.generation;
+  for (NodeId owner : OwnersOf(job)) {
+    const NodeRecord& server = state_.nodes.at(owner);
+    plan.servers.push_back(
+        {server.id, server.name, server.incarnation, server.host, server.data_address});
+  }
+  plan.tensors = job.tensors;
+  GroupPlans groups;
+  for (const auto& [id, group] : job.groups) groups.push_back(group);
+  plan.groups = WithKeysFor(to, std::move(groups));
+  plan.lead_tensor = job.lead_tensor;
+  plan.init_writer = job.init_writer;
+  return plan;
+}
+
+void Core::Impl::SendPlan(const JobRecord& job, NodeId to) {
+  NodeSession& session = sessions_[to];
+  if (!session.watching) return;
+  PlanDirective directive{0, PlanFor(job, node(to))};
+  if (node(to).role == Role::kServer) {
+    directive.change = NextChange();
+    // Only the newest plan of a job counts; an ack of an older one says nothing that is needed.
+    std::erase_if(session.plans, [&](const auto& p) { return p.second.first == job.id; });
+    session.plans[directive.change] = {job.id, job.generation};
+  }
+  Send(to, std::move(directive));
+}
+
+void Core::Impl::SendPlanToAll(JobId id) {
+  const JobRecord& planned = job(id);
+  for (NodeId owner : OwnersOf(planned)) SendPlan(planned, owner);
+  for (const NodeRecord* worker : LiveWorkers(id)) SendPlan(planned, worker->id);
+}
+
+// What is under way when a node opens its stream.
+void Core::Impl::SendOpenWork(const JobRecord& job, const NodeRecord& to) {
+  JobRuntime& run = runtime(job.id);
+  for (const auto& [id, fence] : run.fences) {
+    if (fence.awaited.count(to.id) == 0) continue;
+    FenceDirective directive = fence.directive;
+    directive.groups = WithKeysFor(to, std::move(directive.groups));
+    Send(to.id, std::move(directive));
+  }
+  const std::optional<Change>& change = run.plan.change();
+  if (change && change->awaited.count(to.id) > 0) SendPrepare(job, *change, to.id);
+  if (!run.cuts.empty() && run.cuts.front().awaited.count(to.id) > 0) {
+    const scheduler::Cut& cut = run.cuts.front();
+    Send(to.id, CutDirective{cut.id, job.id, cut.collecting, false, cut.steps,
+                             cut.collecting ? "" : cut.directory});
+  }
+}
+
+void Core::Impl::SendPrepare(const JobRecord& job, const Change& change, NodeId to) {
+  GroupPlans groups = WithKeysFor(node(to), change.groups);
+  for (GroupPlan& group : groups) group.activation_step = paceline::Step(0);
+  Send(to, PrepareDirective{change.id, job.id, std::move(groups), change.reason});
+}
+
+// Leavers go first: who wants to leave must not wait until a joiner is ready to compute.
+void Core::Impl::ProposeChange(JobId id) {
+  const JobRecord& running = job(id);
+  JobRuntime& run = runtime(id);
+  if (running.state != JobState::kRunning) return;
+  if (!run.leavers.empty() && run.leavers.size() == LiveWorkers(id).size()) {
+    // Nobody is left who would need the new groups.
+    return EndJob(id, JobState::kFinished, false, "all workers left");
+  }
+  const std::optional<Change>& current = run.plan.change();
+  if (current) {
+    const bool leave_waits = !run.leavers.empty() && current->leavers.empty();
+    if (!leave_waits) return;
+    AbortChange(id, "superseded: a worker leaves");
+  }
+  std::set<std::pair<NodeId, Incarnation>> grouped;
+  for (const auto& [group_id, group] : running.groups) {
+    for (const Member& m : group.members) grouped.emplace(m.node, m.incarnation);
+  }
+  Change change;
+  if (!run.leavers.empty()) {
+    AddLeavers(running, change);
+  } else {
+    std::vector<const NodeRecord*> joiners;
+    for (const NodeRecord* worker : LiveWorkers(id)) {
+      if (grouped.count({worker->id, worker->incarnation}) == 0) joiners.push_back(worker);
+    }
+    if (joiners.empty()) return;
+    AddJoiners(running, joiners, change);
+  }
+  change.id = NextChange();
+  for (NodeId owner : OwnersOf(running)) change.concerned.insert(owner);
+  Say(running.spec.name, "prepare", absl::StrCat("change ", change.id, ": ", change.reason));
+  run.plan.Propose(change);
+  for (NodeId to : change.concerned) SendPrepare(running, change, to);
+}
+
+void Core::Impl::AddLeavers(const JobRecord& job, Change& change) {
+  for (const auto& [leaver, request] : runtime(job.id).leavers) {
+    change.leavers.insert(leaver);
+    absl::StrAppend(&change.reason, change.reason.empty() ? "" : "; ", "worker ", node(leaver).name,
+                    " leaves");
+  }
+  for (const auto& [id, group] : job.groups) {
+    const bool touched =
+        std::any_of(group.members.begin(), group.members.end(),
+                    [&](const Member& m) { return change.leavers.count(m.node) > 0; });
+    if (!touched) continue;
+    for (const Member& m : group.members) change.concerned.insert(m.node);
+    GroupPlan next = group;
+    std::erase_if(next.members, [&](const Member& m) { return change.leavers.count(m.node) > 0; });
+    ++next.generation;
+    ++next.activation_step;
+    next.reason = change.reason;
+    change.groups.push_back(std::move(next));
+  }
+}
+
+void Core::Impl::AddJoiners(const JobRecord& job, const std::vector<const NodeRecord*>& joiners,
+                            Change& change) {
+  std::map<GroupId, GroupPlan> groups = job.groups;
+  std::set<GroupId> touched;
+  uint32_t next_group = job.next_group;
+  for (const NodeRecord* joiner : joiners) {
+    std::vector<scheduler::GroupInPlace> in_place;
+    for (const auto& [id, group] : groups) {
+      in_place.push_back({id, {}});
+      for (const Member& m : group.members) {
+        in_place.back().members.push_back(CandidateOf(node(m.node)));
+      }
+    }
+    const scheduler::JoinerPlace place =
+        scheduler::PlaceJoiner(job.spec.groups, in_place, CandidateOf(*joiner));
+    const GroupId id = place.group ? *place.group : GroupId(next_group++);
+    GroupPlan& group = groups[id];
+    group.id = id;
+    if (touched.insert(id).second) {
+      ++group.generation;
+      ++group.activation_step;
+    }
+    group.members.push_back(MemberOf(*joiner));
+    std::sort(group.members.begin(), group.members.end(),
+              [](const Member& a, const Member& b) { return a.rank < b.rank; });
+    group.reason = absl::StrCat("worker ", joiner->name, " joins: ", place.reason);
+    absl::StrAppend(&change.reason, change.reason.empty() ? "" : "; ", "worker ", joiner->name,
+                    " joins group ", id.value(), " (", place.reason, ")");
+  }
+  for (GroupId id : touched) {
+    for (const Member& m : groups[id].members) change.concerned.insert(m.node);
+    change.groups.push_back(groups[id]);
+  }
+}
+
+void Core::Impl::AbortChange(JobId id, const std::string& reason) {
+  const std::optional<Change> change = runtime(id).plan.Abort();
+  if (!change) return;
+  Say(job(id).spec.name, "abort", absl::StrCat("change ", change->id, ": ", reason));
+  for (NodeId to : change->concerned) Send(to, AbortDirective{change->id, id, reason});
+}
+
+void Core::Impl::CommitChange(JobId id) {
+  JobRuntime& run = runtime(id);
+  Change change = run.plan.Commit();
+  Decide(scheduler::GroupsChanged{id, change.groups});
+  for (const GroupPlan& group : change.groups) {
+    Say(job(id).spec.name, "commit",
+        absl::StrCat("change ", change.id, ": group ", group.id.value(), " generation ",
+                     group.generation.value(), " from step ", group.activation_step.value(), ": ",
+                     group.members.empty() ? "ends" : NamesOf(group.members), " (", change.reason,
+                     ")"));
+  }
+  for (NodeId to : change.concerned) {
+    Send(to, CommitDirective{change.id, id, WithKeysFor(node(to), change.groups), change.reason});
+  }
+  for (NodeId leaver : change.leavers) {
+    auto it = run.leavers.find(leaver);
+    if (it == run.leavers.end()) continue;
+    Decide(scheduler::NodeGone{node(leaver).ref(), false});
+    Answer(it->second, NodeReply(Empty()));
+    run.leavers.erase(it);
+    ForgetWaiting(id, leaver);
+    run.unsettled.insert(leaver);
+  }
+  if (LiveWorkers(id).empty()) return EndJob(id, JobState::kFinished, false, "all workers left");
+  NameInitWriter(id);
+  ReleaseBarriers(id);
+  ServeDraws(id);
+  ProposeChange(id);
+}
+
+void Core::Impl::FenceWorker(const NodeRecord& dead, const std::string& reason) {
+  const JobId id = dead.job;
+  AbortChange(id, reason);
+  GroupPlans groups;
+  std::set<NodeId> concerned;
+  for (const auto& [group_id, group] : job(id).groups) {
+    GroupPlan next = group;
+    std::erase_if(next.members, [&](const Member& m) { return m.node == dead.id; });
+    if (next.members.size() == group.members.size()) continue;
+    ++next.generation;  // in force at once: the activation step stays
+    next.reason = reason;
+    for (const Member& m : next.members) concerned.insert(m.node);
+    groups.push_back(std::move(next));
+  }
+  Say(job(id).spec.name, "fence", reason);
+  runtime(id).unsettled.insert(dead.id);
+  if (groups.empty()) {
+    if (OwnersOf(job(id)).empty()) Settle(id, dead.id);
+    return;
+  }
+  Decide(scheduler::GroupsChanged{id, groups});
+  for (const GroupPlan& group : groups) {
+    Say(job(id).spec.name, "group",
+        absl::StrCat("group ", group.id.value(), " generation ", group.generation.value(), ": ",
+                     group.members.empty() ? "ends" : NamesOf(group.members), " (", reason, ")"));
+  }
+  scheduler::Fence fence;
+  for (NodeId owner : OwnersOf(job(id))) fence.awaited.insert(owner);
+  fence.directive = {NextChange(), id, dead.ref(), groups, reason};
+  concerned.insert(fence.awaited.begin(), fence.awaited.end());
+  for (NodeId to : concerned) {
+    if (!node(to).live()) continue;
+    FenceDirective directive = fence.directive;
+    directive.groups = WithKeysFor(node(to), groups);
+    Send(to, std::move(directive));
+  }
+  if (fence.awaited.empty()) {
+    Settle(id, dead.id);
+  } else {
+    runtime(id).fences.emplace(fence.directive.change, std::move(fence));
+  }
+  AbortCut(id, reason);
+}
+
+}  // namespace paceline

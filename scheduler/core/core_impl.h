@@ -1,0 +1,235 @@
+// The parts of Core behind core.h. Durable state is in `state_` and changes only by Decide(); all
+// else is rebuilt by the nodes themselves after a restart (they watch, report and retry).
+#pragma once
+
+#include <deque>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "scheduler/core/core.h"
+#include "scheduler/core/group_planner.h"
+#include "scheduler/core/journal_entry.h"
+#include "scheduler/core/plan_machine.h"
+#include "scheduler/core/state.h"
+
+namespace paceline {
+
+namespace scheduler {
+
+// What is known of a node besides its record.
+struct NodeSession {
+  Ticks last_seen;
+  bool watching = false;
+  uint64_t last_sequence = 0;
+  WorkerReport worker;
+  ServerReport server;
+  Ticks rate_since;
+  uint64_t rate_base = 0;
+  double samples_per_s = 0;
+  std::map<JobId, JobGeneration> acked;                       // owners: plans in force there
+  std::map<uint64_t, std::pair<JobId, JobGeneration>> plans;  // sent, not acked
+  std::map<JobId, std::string> refused;                       // plans it could not take
+};
+
+struct Waiting {
+  RequestId request;
+  NodeId node;
+  JobGeneration generation;
+  NodeReply reply;
+};
+
+struct PendingRegistration {
+  RequestId request;
+  std::vector<TensorSpec> tensors;
+};
+
+struct PendingDraw {
+  RequestId request;
+  DrawSamplesRequest body;
+  Ticks since;
+};
+
+struct Cut {
+  uint64_t id = 0;
+  RequestId request;
+  NodeId from;
+  std::string directory;
+  bool collecting = true;
+  std::set<NodeId> awaited;
+  std::map<GroupId, Step> steps;
+  uint32_t attempts = 0;
+  Ticks since;
+};
+
+struct Fence {
+  FenceDirective directive;
+  std::set<NodeId> awaited;
+};
+
+struct WorkerSeen {
+  uint64_t count = 0;
+  Ticks at;
+};
+
+struct JobRuntime {
+  PlanMachine plan;
+  std::map<NodeId, RequestId> leavers;
+  std::map<NodeId, PendingRegistration> registrations;
+  std::vector<Waiting> waiting;
+  std::map<std::string, std::map<NodeId, RequestId>> barriers;
+  std::deque<Cut> cuts;  // the front one runs
+  std::map<uint64_t, Fence> fences;
+  std::set<NodeId> unsettled;  // gone workers whose rest the lead's next report decides
+  std::map<NodeId, PendingDraw> draws;
+  std::set<NodeId> recalled;  // asked to return what they hold ahead
+  bool recall_done = false;
+  bool said_no_server = false;
+  std::set<NodeId> ending;  // owners that get EndJob after their last report
+  Ticks ended_at;
+  Ticks started_at;
+  std::map<NodeId, JobAtServer> at_server;
+  std::map<NodeId, WorkerSeen> seen_worker;
+  std::map<GroupId, WorkerSeen> seen_group;
+  std::deque<std::pair<Ticks, uint64_t>> applied_history;
+};
+
+}  // namespace scheduler
+
+class Core::Impl {
+ public:
+  explicit Impl(CoreOptions options) : options_(std::move(options)) {}
+
+  absl::Status Recover(const std::vector<JournalEntry>& entries);
+  void Step(Ticks now, SchedulerEvent event);
+  Ready TakeReady() { return std::exchange(ready_, Ready()); }
+  absl::Status CheckNode(NodeRef ref) const;
+  JournalEntry Compacted() const;
+  const scheduler::State& state() const { return state_; }
+
+ private:
+  using GroupPlans = std::vector<GroupPlan>;
+  using JobRecord = scheduler::JobRecord;
+  using JobRuntime = scheduler::JobRuntime;
+  using NodeRecord = scheduler::NodeRecord;
+  using NodeSession = scheduler::NodeSession;
+  using AnyReply = std::variant<JoinReply, NodeReply, OperatorReply>;
+
+  // ---- core.cc: entries, outputs, look-ups
+  void Decide(scheduler::Entry entry);
+  void Say(const std::string& job, std::string kind, std::string text);
+  void Answer(RequestId request, AnyReply reply);
+  void Refuse(RequestId request, absl::Status status);
+  void Send(NodeId to, decltype(Directive::body) body);
+  uint64_t NextChange() { return ++last_change_; }
+  JobRecord* FindActiveJob(const std::string& name);
+  JobRecord& job(JobId id) { return state_.jobs.at(id); }
+  NodeRecord& node(NodeId id) { return state_.nodes.at(id); }
+  JobRuntime& runtime(JobId id) { return runtimes_[id]; }
+  std::vector<const NodeRecord*> LiveWorkers(JobId id) const;
+  std::vector<NodeId> LiveServers() const;
+  std::set<NodeId> OwnersOf(const JobRecord& job) const;
+  std::optional<NodeId> LeadOwnerOf(const JobRecord& job) const;
+
+  void Handle(JoinEvent& event);
+  void Handle(NodeEvent& event);
+  void Handle(WatchEvent& event);
+  void Handle(WatchClosedEvent& event);
+  void Handle(ProcessEndedEvent& event);
+  void Handle(OperatorEvent& event);
+  void Handle(TickEvent& event);
+  void RestartLeases();
+  void TickJob(JobId id);
+
+  // ---- core_nodes.cc: joining, leaving, dying
+  absl::Status CheckJoin(const JoinRequest& join) const;
+  absl::StatusOr<JobId> JobOfJoiner(const JoinRequest& join);
+  NodeId IdByName(const JoinRequest& join) const;
+  JobRank RankOf(const JobRecord& job, const std::string& name) const;
+  uint32_t FailureTimeoutMs(const NodeRecord& record) const;
+  void DeclareDead(NodeId id, const std::string& cause);
+  void WorkerDied(const NodeRecord& dead, const std::string& cause);
+  void ServerDied(const NodeRecord& dead, const std::string& cause);
+  void On(const NodeRecord& from, RequestId request, LeaveRequest& body);
+  void ForgetWaiting(JobId id, NodeId node);
+  void EndJob(JobId id, JobState state, bool failed, const std::string& reason);
+  void RefuseAllOf(JobId id, const absl::Status& status);
+
+  // ---- core_groups.cc: membership
+  void FormIfComplete(JobId id);
+  Member MemberOf(const NodeRecord& record) const;
+  scheduler::Candidate CandidateOf(const NodeRecord& record) const;
+  GroupPlans WithKeysFor(const NodeRecord& to, GroupPlans groups) const;
+  void ProposeChange(JobId id);
+  void AddLeavers(const JobRecord& job, scheduler::Change& change);
+  void AddJoiners(const JobRecord& job, const std::vector<const NodeRecord*>& joiners,
+                  scheduler::Change& change);
+  void SendPrepare(const JobRecord& job, const scheduler::Change& change, NodeId to);
+  void AbortChange(JobId id, const std::string& reason);
+  void CommitChange(JobId id);
+  void FenceWorker(const NodeRecord& dead, const std::string& reason);
+  Plan PlanFor(const JobRecord& job, const NodeRecord& to) const;
+  void SendPlan(const JobRecord& job, NodeId to);
+  void SendPlanToAll(JobId id);
+  void SendOpenWork(const JobRecord& job, const NodeRecord& to);
+
+  // ---- core_tensors.cc: tensors, optimizer, barriers, cuts, acks
+  void On(const NodeRecord& from, RequestId request, Heartbeat& body);
+  void On(const NodeRecord& from, RequestId request, RegisterTensorsRequest& body);
+  void On(const NodeRecord& from, RequestId request, InitDoneRequest& body);
+  void On(const NodeRecord& from, RequestId request, SetOptimizerRequest& body);
+  void On(const NodeRecord& from, RequestId request, BarrierRequest& body);
+  void On(const NodeRecord& from, RequestId request, CheckpointRequest& body);
+  void On(const NodeRecord& from, RequestId request, AckRequest& body);
+  void On(const NodeRecord& from, RequestId request, LinkDownRequest& body);
+  absl::Status CheckTensors(const JobRecord& job, const std::vector<TensorSpec>& tensors) const;
+  void PlaceRegistrations(JobId id);
+  void PlaceNew(JobId id, const std::vector<TensorSpec>& tensors);
+  void NameInitWriter(JobId id);
+  void ReleaseWaiting(JobId id);
+  void ReleaseBarriers(JobId id);
+  void StartCut(JobId id);
+  void AckCut(JobId id, NodeId from, const AckRequest& ack);
+  void AbortCut(JobId id, const std::string& reason);
+  void FinishCut(JobId id, absl::Status status);
+
+  // ---- core_samples.cc: samples and reports
+  void On(const NodeRecord& from, RequestId request, DrawSamplesRequest& body);
+  void On(const NodeRecord& from, RequestId request, ReturnSamplesRequest& body);
+  void On(const NodeRecord& from, RequestId request, WorkerReport& body);
+  void On(const NodeRecord& from, RequestId request, ServerReport& body);
+  void StoreWorkerReport(NodeId id, WorkerReport report);
+  void DrawForStep(const NodeRecord& from, RequestId request, const DrawSamplesRequest& body);
+  void ServeDraws(JobId id);
+  bool MayComeBack(JobId id, NodeId but);
+  void Settle(JobId id, NodeId worker);
+  uint64_t UsedByOwners(JobId id, NodeId worker, bool discarded, bool applied) const;
+
+  // ---- core_views.cc: what operators see
+  void On(RequestId request, StatusQuery& query);
+  void On(RequestId request, EventsQuery& query);
+  void On(RequestId request, StopJobRequest& stop);
+  NodeView ViewOf(const NodeRecord& record) const;
+  JobView ViewOf(const JobRecord& job) const;
+  void AddStaleness(const JobRecord& job, JobView& view) const;
+  void AddWorkers(const JobRecord& job, JobView& view) const;
+  uint32_t AgoMs(Ticks then) const;
+
+  CoreOptions options_;
+  scheduler::State state_;
+  uint64_t last_index_ = 0;
+  uint64_t last_change_ = 0;
+  uint64_t last_decision_ = 0;
+  bool leases_running_ = false;
+  Ticks now_;
+  Ticks started_at_;
+  Ready ready_;
+  std::deque<DecisionRecord> decisions_;
+  std::map<NodeId, NodeSession> sessions_;
+  std::map<JobId, JobRuntime> runtimes_;
+};
+
+}  // namespace paceline

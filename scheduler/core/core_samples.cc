@@ -1,0 +1,207 @@
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status.h"
+#include "scheduler/core/core_impl.h"
+
+namespace paceline {
+namespace {
+
+// How long a draw waits for what others may still return.
+constexpr Ticks kRecallWait = Seconds(2);
+constexpr Ticks kRateWindow = Seconds(5);
+
+}  // namespace
+
+uint64_t Core::Impl::UsedByOwners(JobId id, NodeId worker, bool discarded, bool applied) const {
+  auto run = runtimes_.find(id);
+  if (run == runtimes_.end()) return 0;
+  uint64_t used = 0;
+  for (const auto& [server, report] : run->second.at_server) {
+    if (!report.lead) continue;
+    for (const WorkerStaleness& w : report.workers) {
+      if (w.worker != worker) continue;
+      if (applied) used += w.applied.value();
+      if (discarded) used += w.discarded.value();
+    }
+  }
+  return used;
+}
+
+void Core::Impl::On(const NodeRecord& from, RequestId request, DrawSamplesRequest& body) {
+  const JobRecord& of = job(from.job);
+  if (of.spec.sample_count == 0) {
+    return Refuse(request, absl::FailedPreconditionError(absl::StrCat(
+                               "draw: job ", of.spec.name, " has sample_count 0: it draws none")));
+  }
+  auto [it, first] = runtime(from.job).draws.try_emplace(from.id);
+  if (!first) Refuse(it->second.request, absl::AbortedError("draw: superseded by a newer one"));
+  it->second = {request, body, now_};
+  ServeDraws(from.job);
+}
+
+void Core::Impl::DrawForStep(const NodeRecord& from, RequestId request,
+                             const DrawSamplesRequest& body) {
+  const scheduler::SampleLedger& samples = job(from.job).samples;
+  DrawSamplesReply reply;
+  reply.ranges = samples.ChooseFor(body.step.value(), from.rank);
+  reply.finished = samples.FinishedAt(body.step.value());
+  if (!reply.ranges.empty()) {
+    Decide(scheduler::SamplesDrawn{from.job, from.id, reply.ranges,
+                                   UsedByOwners(from.job, from.id, true, true), true, body.step});
+  }
+  Answer(request, NodeReply(std::move(reply)));
+}
+
+// Whether samples may still come back from a worker other than `but`: one that is gone and not
+// settled, or one that was asked to return what it holds ahead.
+bool Core::Impl::MayComeBack(JobId id, NodeId but) {
+  JobRuntime& run = runtime(id);
+  if (!run.unsettled.empty()) return true;
+  if (!run.recall_done) {
+    run.recall_done = true;
+    for (const NodeRecord* worker : LiveWorkers(id)) {
+      const uint64_t batches = 2 * std::max<uint64_t>(1, job(id).spec.batch_size);
+      if (worker->id == but || job(id).samples.Outstanding(worker->id) <= batches) continue;
+      run.recalled.insert(worker->id);
+      Send(worker->id, RecallSamplesDirective{id});
+    }
+  }
+  return !run.recalled.empty();
+}
+
+void Core::Impl::ServeDraws(JobId id) {
+  JobRuntime& run = runtime(id);
+  const std::vector<const NodeRecord*> workers = LiveWorkers(id);
+  // Below min_workers the job waits.
+  if (job(id).state != JobState::kRunning || workers.size() < job(id).spec.min_workers) return;
+  const bool by_step =
+      job(id).spec.deterministic && job(id).spec.groups.kind == GroupSpec::Kind::kOne;
+  std::erase_if(run.draws, [&](auto& entry) {
+    const auto& [worker, draw] = entry;
+    if (by_step) {
+      DrawForStep(node(worker), draw.request, draw.body);
+      return true;
+    }
+    const uint64_t used = UsedByOwners(id, worker, true, true);
+    const scheduler::DrawLimits limits{workers.size(), sessions_[worker].samples_per_s};
+    DrawSamplesReply reply;
+    reply.ranges =
+        job(id).samples.Choose(worker, std::max<uint64_t>(1, draw.body.wanted.value()), limits);
+    if (reply.ranges.empty()) {
+      if (MayComeBack(id, worker) && now_ - draw.since < kRecallWait) return false;
+      reply.finished = true;
+    } else {
+      const Epoch before = job(id).samples.epoch();
+      Decide(scheduler::SamplesDrawn{id, worker, reply.ranges, used, false, paceline::Step(0)});
+      if (job(id).samples.epoch() != before) {
+        Say(job(id).spec.name, "epoch",
+            absl::StrCat("epoch ", before.value(), " is handed out: ", job(id).spec.sample_count,
+                         " samples"));
+      }
+      run.recall_done = false;
+    }
+    Answer(draw.request, NodeReply(std::move(reply)));
+    return true;
+  });
+}
+
+void Core::Impl::On(const NodeRecord& from, RequestId request, ReturnSamplesRequest& body) {
+  const JobId id = from.job;
+  const NodeId worker = from.id;
+  if (!job(id).samples.Valid(body.ranges)) {
+    return Refuse(request, absl::InvalidArgumentError(absl::StrCat(
+                               "return of samples: a range is not within [0, ",
+                               job(id).spec.sample_count, ") of an epoch of the job")));
+  }
+  const std::vector<SampleRange> held = job(id).samples.Held(worker, body.ranges);
+  // What was returned was not used: the owners' count is not applied here, as it may lag.
+  if (!held.empty()) Decide(scheduler::SamplesReturned{id, worker, held, 0});
+  Answer(request, NodeReply(Empty()));
+  runtime(id).recalled.erase(worker);
+  ServeDraws(id);
+}
+
+void Core::Impl::StoreWorkerReport(NodeId id, WorkerReport report) {
+  if (report.metrics.size() > options_.limits.max_metrics) {
+    report.metrics.resize(options_.limits.max_metrics);
+  }
+  if (report.links.size() > options_.limits.max_metrics) {
+    report.links.resize(options_.limits.max_metrics);
+  }
+  NodeSession& session = sessions_[id];
+  const uint64_t applied = report.applied.value();
+  if (session.rate_since == Ticks(0) || applied < session.rate_base) {
+    session.rate_since = now_;
+    session.rate_base = applied;
+  } else if (now_ - session.rate_since >= kRateWindow) {
+    session.samples_per_s = static_cast<double>(applied - session.rate_base) * 1e9 /
+                            static_cast<double>((now_ - session.rate_since).value());
+    session.rate_since = now_;
+    session.rate_base = applied;
+  }
+  session.worker = std::move(report);
+}
+
+void Core::Impl::On(const NodeRecord& from, RequestId request, WorkerReport& body) {
+  Answer(request, NodeReply(Empty()));
+  StoreWorkerReport(from.id, std::move(body));
+}
+
+// Offers what a gone worker held and the owners never counted again.
+void Core::Impl::Settle(JobId id, NodeId worker) {
+  JobRuntime& run = runtime(id);
+  run.unsettled.erase(worker);
+  const uint64_t used = UsedByOwners(id, worker, true, true);
+  scheduler::SampleLedger after = job(id).samples;
+  after.ApplyUsed(worker, used);
+  auto account = after.accounts().find(worker);
+  std::vector<SampleRange> rest;
+  if (account != after.accounts().end()) rest = account->second.outstanding;
+  if (rest.empty()) return;
+  Decide(scheduler::SamplesReturned{id, worker, rest, used});
+  Say(job(id).spec.name, "samples",
+      absl::StrCat(scheduler::CountOf(rest), " samples of worker ", node(worker).name,
+                   ", which is gone, are handed out again"));
+}
+
+void Core::Impl::On(const NodeRecord& from, RequestId request, ServerReport& body) {
+  Answer(request, NodeReply(Empty()));
+  if (from.role != Role::kServer) return;
+  const NodeId server = from.id;
+  for (JobAtServer& report : body.jobs) {
+    auto it = state_.jobs.find(report.job);
+    if (it == state_.jobs.end() || OwnersOf(it->second).count(server) == 0) continue;
+    JobRuntime& run = runtime(report.job);
+    for (const WorkerStaleness& w : report.workers) {
+      scheduler::WorkerSeen& seen = run.seen_worker[w.worker];
+      if (w.tau.count != seen.count || w.last_step.value() == 0) seen = {w.tau.count, now_};
+    }
+    for (const GroupStaleness& g : report.groups) {
+      scheduler::WorkerSeen& seen = run.seen_group[g.group];
+      if (g.tau.count != seen.count) seen = {g.tau.count, now_};
+    }
+    uint64_t applied = 0;
+    for (const WorkerStaleness& w : report.workers) applied += w.applied.value();
+    const bool lead = report.lead;
+    run.at_server[server] = report;
+    if (!lead) continue;
+    run.applied_history.emplace_back(now_, applied);
+    while (run.applied_history.size() > 16) run.applied_history.pop_front();
+    // A fence that this owner has not acked yet may still change its counts.
+    const bool fencing = std::any_of(run.fences.begin(), run.fences.end(), [&](const auto& f) {
+      return f.second.awaited.count(server) > 0;
+    });
+    if (fencing || !it->second.active()) continue;
+    for (NodeId worker : std::set<NodeId>(run.unsettled)) Settle(report.job, worker);
+    ServeDraws(report.job);
+  }
+  sessions_[server].server = std::move(body);
+  for (auto& [id, run] : runtimes_) {
+    if (run.ending.erase(server) > 0) {
+      Send(server, EndJobDirective{id, job(id).state == JobState::kStopped, job(id).reason});
+    }
+  }
+}
+
+}  // namespace paceline

@@ -1,0 +1,165 @@
+// Which fields of the plan types the core's binary form holds, in order. The order is the format:
+// a change of it needs a new format number of the journal (journal_entry.h) and trace (trace.h).
+#pragma once
+
+#include "plan/events.h"
+#include "scheduler/core/encoding.h"
+
+// In namespace paceline, where argument-dependent lookup finds them for the plan types.
+namespace paceline {
+
+using scheduler::Is;
+
+template <typename A>
+void Fields(A& a, Is<NamedSpec> auto& v) {
+  a(v.name, v.parameters);
+}
+template <typename A>
+void Fields(A& a, Is<GroupSpec> auto& v) {
+  a(v.kind, v.count, v.sizes, v.label);
+}
+template <typename A>
+void Fields(A& a, Is<JobSpec> auto& v) {
+  a(v.name, v.workers, v.min_workers, v.groups, v.optimizer, v.policy, v.codecs, v.normalization,
+    v.aggregation, v.deterministic, v.chunk_bytes, v.sample_count, v.epochs, v.batch_size, v.seed,
+    v.failure_timeout_ms, v.quorum, v.max_step_lag, v.gate, v.max_staleness, v.local_steps);
+}
+template <typename A>
+void Fields(A& a, Is<TensorSpec> auto& v) {
+  a(v.name, v.shape, v.dtype, v.whole);
+}
+template <typename A>
+void Fields(A& a, Is<SampleRange> auto& v) {
+  a(v.epoch, v.begin, v.end);
+}
+template <typename A>
+void Fields(A& a, Is<Member> auto& v) {
+  a(v.node, v.name, v.incarnation, v.rank, v.index, v.host, v.data_address, v.key);
+}
+template <typename A>
+void Fields(A& a, Is<GroupPlan> auto& v) {
+  a(v.id, v.generation, v.activation_step, v.members, v.reason);
+}
+template <typename A>
+void Fields(A& a, Is<TensorPlan> auto& v) {
+  a(v.id, v.spec, v.owners, v.sealed);
+}
+template <typename A>
+void Fields(A& a, Is<NodeRef> auto& v) {
+  a(v.node, v.incarnation);
+}
+template <typename A>
+void Fields(A& a, Is<StalenessCounts> auto& v) {
+  a(v.count, v.sum, v.max, v.buckets);
+}
+template <typename A>
+void Fields(A& a, Is<GroupStaleness> auto& v) {
+  a(v.group, v.tau, v.excess_sum, v.first_base, v.last, v.base_gaps, v.last_step, v.last_applied);
+}
+template <typename A>
+void Fields(A& a, Is<WorkerStaleness> auto& v) {
+  a(v.worker, v.group, v.tau, v.excess_sum, v.applied, v.discarded, v.last_step, v.last_applied);
+}
+template <typename A>
+void Fields(A& a, Is<JobAtServer> auto& v) {
+  a(v.job, v.lead, v.updates, v.refused_frames, v.memory, v.groups, v.workers);
+}
+template <typename A>
+void Fields(A& a, Is<ServerReport> auto& v) {
+  a(v.bytes_in, v.bytes_out, v.connections, v.busy_permille, v.jobs);
+}
+template <typename A>
+void Fields(A& a, Is<Metric> auto& v) {
+  a(v.name, v.value, v.step);
+}
+template <typename A>
+void Fields(A& a, Is<WorkerReport> auto& v) {
+  a(v.step, v.epoch, v.step_time_us, v.wait_permille, v.drawn, v.applied, v.discarded, v.returned,
+    v.bytes_in, v.bytes_out, v.metrics, v.links);
+}
+template <typename A>
+void Fields(A& a, Is<JoinRequest> auto& v) {
+  a(v.role, v.name, v.host, v.labels, v.data_address, v.job, v.index, v.process_id);
+}
+template <typename A>
+void Fields(A& a, Is<RegisterTensorsRequest> auto& v) {
+  a(v.tensors);
+}
+template <typename A>
+void Fields(A& a, Is<InitDoneRequest> auto& v) {
+  a(v.tensors);
+}
+template <typename A>
+void Fields(A& a, Is<SetOptimizerRequest> auto& v) {
+  a(v.optimizer);
+}
+template <typename A>
+void Fields(A& a, Is<DrawSamplesRequest> auto& v) {
+  a(v.wanted, v.step);
+}
+template <typename A>
+void Fields(A& a, Is<ReturnSamplesRequest> auto& v) {
+  a(v.ranges);
+}
+template <typename A>
+void Fields(A& a, Is<BarrierRequest> auto& v) {
+  a(v.name);
+}
+template <typename A>
+void Fields(A& a, Is<CheckpointRequest> auto& v) {
+  a(v.directory);
+}
+template <typename A>
+void Fields(A& a, Is<AckRequest> auto& v) {
+  a(v.id, v.step, v.applied, v.error);
+}
+template <typename A>
+void Fields(A& a, Is<LinkDownRequest> auto& v) {
+  a(v.peer, v.since_ms, v.cause);
+}
+template <typename A>
+void Fields(A& a, Is<LeaveRequest> auto& v) {
+  a(v.reason, v.exit_code, v.last);
+}
+template <typename A>
+void Fields(A&, Is<Heartbeat> auto&) {}
+template <typename A>
+void Fields(A& a, Is<StatusQuery> auto& v) {
+  a(v.job);
+}
+template <typename A>
+void Fields(A& a, Is<EventsQuery> auto& v) {
+  a(v.after, v.limit, v.job);
+}
+template <typename A>
+void Fields(A& a, Is<StopJobRequest> auto& v) {
+  a(v.job, v.failed, v.reason);
+}
+template <typename A>
+void Fields(A& a, Is<JoinEvent> auto& v) {
+  a(v.request, v.join, v.key);
+}
+template <typename A>
+void Fields(A& a, Is<NodeEvent> auto& v) {
+  a(v.request, v.from, v.body);
+}
+template <typename A>
+void Fields(A& a, Is<WatchEvent> auto& v) {
+  a(v.from);
+}
+template <typename A>
+void Fields(A& a, Is<WatchClosedEvent> auto& v) {
+  a(v.from);
+}
+template <typename A>
+void Fields(A& a, Is<ProcessEndedEvent> auto& v) {
+  a(v.node, v.cause);
+}
+template <typename A>
+void Fields(A& a, Is<OperatorEvent> auto& v) {
+  a(v.request, v.body);
+}
+template <typename A>
+void Fields(A&, Is<TickEvent> auto&) {}
+
+}  // namespace paceline

@@ -1,0 +1,96 @@
+// The decided changes of the scheduler's durable state, and their binary form. The core turns every
+// decision into entries and applies them; recovery applies the same entries again, so the two
+// states cannot differ.
+//
+// Form: format number (1), then the entry as encoding.h writes it.
+// Thread rule: values; no shared state.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "scheduler/core/fields.h"
+#include "scheduler/core/state.h"
+
+namespace paceline::scheduler {
+
+struct TermStarted {
+  Term term;
+};
+struct JobCreated {
+  JobId job;
+  JobSpec spec;
+};
+struct NodeJoined {
+  NodeRecord node;
+};
+struct NodeGone {
+  NodeRef node;
+  bool dead = false;
+};
+struct JobStateChanged {
+  JobId job;
+  JobState state = JobState::kForming;
+  std::string reason;
+};
+struct OptimizerSet {
+  JobId job;
+  NamedSpec optimizer;
+  JobGeneration generation;
+};
+struct TensorsPlaced {
+  JobId job;
+  JobGeneration generation;
+  TensorId lead;
+  std::vector<TensorPlan> tensors;
+};
+struct InitWriterNamed {
+  JobId job;
+  NodeId writer;
+  JobGeneration generation;
+};
+struct TensorsSealed {
+  JobId job;
+  std::vector<TensorId> tensors;
+};
+// A group without members ends.
+struct GroupsChanged {
+  JobId job;
+  std::vector<GroupPlan> groups;
+};
+// `used`: what the owners had counted of this worker by then.
+struct SamplesDrawn {
+  JobId job;
+  NodeId worker;
+  std::vector<SampleRange> ranges;
+  uint64_t used = 0;
+  bool for_step = false;  // deterministic
+  Step step;
+};
+struct SamplesReturned {
+  JobId job;
+  NodeId worker;
+  std::vector<SampleRange> ranges;
+  uint64_t used = 0;
+};
+struct StateCompacted {
+  State state;
+};
+
+using Entry = std::variant<TermStarted, JobCreated, NodeJoined, NodeGone, JobStateChanged,
+                           OptimizerSet, TensorsPlaced, InitWriterNamed, TensorsSealed,
+                           GroupsChanged, SamplesDrawn, SamplesReturned, StateCompacted>;
+
+std::string EncodeEntry(const Entry& entry);
+// DataLoss says what was wrong with the bytes.
+absl::StatusOr<Entry> DecodeEntry(std::string_view bytes);
+
+// Changes the state as decided. Entries of one journal always fit; FailedPrecondition names what an
+// entry of another journal refers to.
+absl::Status Apply(const Entry& entry, State& state);
+
+}  // namespace paceline::scheduler

@@ -1,0 +1,91 @@
+// What the scheduler has decided and keeps over a restart. Changed only by Apply (journal_entry.h).
+// Thread rule: values; no shared state.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/base/types.h"
+#include "plan/messages.h"
+#include "plan/plan.h"
+#include "scheduler/core/sample_ledger.h"
+
+namespace paceline::scheduler {
+
+enum class NodeState : uint8_t { kLive = 1, kLeft = 2, kDead = 3 };
+std::string_view Name(NodeState state);
+
+struct NodeRecord {
+  NodeId id;
+  Incarnation incarnation;
+  Role role = Role::kWorker;
+  NodeState state = NodeState::kLive;
+  std::string name;
+  std::string host;
+  std::map<std::string, std::string> labels;
+  std::string data_address;
+  JobId job;
+  std::string job_name;
+  JobRank rank;
+  std::optional<WorkerIndex> index;
+  uint64_t process_id = 0;
+  SecretKey key{};
+
+  NodeRef ref() const { return {id, incarnation}; }
+  bool live() const { return state == NodeState::kLive; }
+  bool operator==(const NodeRecord&) const = default;
+};
+
+struct JobRecord {
+  JobId id;
+  JobSpec spec;
+  JobState state = JobState::kForming;
+  std::string reason;
+  JobGeneration generation;
+  std::vector<TensorPlan> tensors;  // tensors[i].id is i
+  TensorId lead_tensor;
+  NodeId init_writer;
+  std::map<GroupId, GroupPlan> groups;  // member keys are left out: nodes hold them
+  uint32_t next_group = 0;
+  uint64_t group_generations = 0;
+  std::map<std::string, JobRank> ranks;  // by worker name, of all that ever joined
+  SampleLedger samples;
+
+  bool active() const { return state == JobState::kForming || state == JobState::kRunning; }
+  bool operator==(const JobRecord&) const = default;
+};
+
+struct State {
+  Term term{1};
+  uint32_t last_node = 0;
+  uint64_t last_incarnation = 0;
+  uint32_t last_job = 0;
+  std::map<NodeId, NodeRecord> nodes;
+  std::map<JobId, JobRecord> jobs;
+
+  bool operator==(const State&) const = default;
+};
+
+// The state as text, without term and keys.
+std::string Dump(const State& state);
+
+template <typename A>
+void Fields(A& a, Is<NodeRecord> auto& v) {
+  a(v.id, v.incarnation, v.role, v.state, v.name, v.host, v.labels, v.data_address, v.job,
+    v.job_name, v.rank, v.index, v.process_id, v.key);
+}
+template <typename A>
+void Fields(A& a, Is<JobRecord> auto& v) {
+  a(v.id, v.spec, v.state, v.reason, v.generation, v.tensors, v.lead_tensor, v.init_writer,
+    v.groups, v.next_group, v.group_generations, v.ranks, v.samples);
+}
+template <typename A>
+void Fields(A& a, Is<State> auto& v) {
+  a(v.term, v.last_node, v.last_incarnation, v.last_job, v.nodes, v.jobs);
+}
+
+}  // namespace paceline::scheduler
