@@ -1,0 +1,396 @@
+#include "scheduler/core/core.h"
+
+#include <gtest/gtest.h>
+
+#include "scheduler/core/cluster_for_test.h"
+#include "scheduler/core/journal_entry.h"
+#include "scheduler/core/sample_ledger.h"
+
+namespace paceline::scheduler {
+namespace {
+
+using Group = GroupPlan;
+
+JobSpec Spec(uint32_t workers, const char* groups = "one") {
+  JobSpec spec;
+  spec.name = "mnist";
+  spec.workers = workers;
+  spec.groups = *ParseGroupSpec(groups);
+  spec.sample_count = 1000;
+  spec.epochs = 2;
+  spec.batch_size = 10;
+  return spec;
+}
+
+std::string W(uint32_t i) { return "worker-" + std::to_string(i); }
+
+class CoreTest : public testing::Test {
+ protected:
+  void Start(uint32_t servers, const JobSpec& spec) {
+    for (uint32_t i = 0; i < servers; ++i) {
+      ASSERT_TRUE(c.Join(c.Server("server-" + std::to_string(i))).ok());
+    }
+    for (uint32_t i = 0; i < spec.workers; ++i) ASSERT_TRUE(c.Join(c.Worker(W(i), spec, i)).ok());
+  }
+  RequestId Register(const std::string& worker) {
+    return c.Ask(worker, RegisterTensorsRequest{{{"w", {784, 128}, DType::kF32, false},
+                                                 {"b", {128}, DType::kF32, false}}});
+  }
+  // What the lead owner (server-0 in these tests) counts of a worker.
+  void Report(std::map<std::string, std::pair<uint64_t, uint64_t>> applied_discarded) {
+    JobAtServer at;
+    at.job = c.joined.at(W(0)).job;
+    at.lead = true;
+    for (const auto& [name, counts] : applied_discarded) {
+      WorkerStaleness w;
+      w.worker = c.joined.at(name).self.node;
+      w.applied = Samples(counts.first);
+      w.discarded = Samples(counts.second);
+      at.workers.push_back(w);
+    }
+    c.Ask("server-0", ServerReport{Bytes(0), Bytes(0), 0, 0, {at}});
+  }
+  std::string Members(const JobView& job) {
+    std::string text;
+    for (const GroupView& g : job.groups) {
+      absl::StrAppend(&text, "g", g.plan.id.value(), ".", g.plan.generation.value(), "@",
+                      g.plan.activation_step.value(), ":");
+      for (const Member& m : g.plan.members) absl::StrAppend(&text, m.rank.value(), " ");
+    }
+    return text;
+  }
+  ClusterForTest c;
+};
+
+TEST_F(CoreTest, FormsTheJobWhenAllWorkersHaveJoined) {
+  Start(1, Spec(3));
+  EXPECT_EQ(c.Job("mnist").state, JobState::kRunning);
+  EXPECT_EQ(Members(c.Job("mnist")), "g0.1@0:0 1 2 ");
+  const auto plans = c.Received<PlanDirective>(W(2));
+  ASSERT_FALSE(plans.empty());
+  EXPECT_EQ(plans.back().plan.groups.size(), 1u);
+}
+
+TEST_F(CoreTest, GroupsAsAskedFor) {
+  Start(1, Spec(4, "3,1"));
+  EXPECT_EQ(Members(c.Job("mnist")), "g0.1@0:0 1 2 g1.1@0:3 ");
+}
+
+TEST_F(CoreTest, SizesFollowTheWorkerIndexThenTheRank) {
+  const JobSpec spec = Spec(3, "2,1");
+  // Ranks in order of joining: index 2 has rank 0, index 0 rank 1, index 1 rank 2.
+  ASSERT_TRUE(c.Join(c.Worker("c", spec, 2)).ok());
+  ASSERT_TRUE(c.Join(c.Worker("a", spec, 0)).ok());
+  ASSERT_TRUE(c.Join(c.Worker("b", spec, 1)).ok());
+  EXPECT_EQ(Members(c.Job("mnist")), "g0.1@0:1 2 g1.1@0:0 ");
+}
+
+TEST_F(CoreTest, ADifferentSpecIsRefusedByField) {
+  ASSERT_TRUE(c.Join(c.Worker(W(0), Spec(2), 0)).ok());
+  JobSpec other = Spec(2);
+  other.seed = 9;
+  const absl::Status status = c.Join(c.Worker(W(1), other, 1));
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("seed: 0 != 9"), std::string::npos) << status;
+}
+
+TEST_F(CoreTest, PlacesSealsAndReturnsTheSameIds) {
+  Start(2, Spec(2));
+  const RequestId first = Register(W(0));
+  const RequestId second = Register(W(1));
+  ASSERT_TRUE(c.StatusOf(first).ok()) << c.StatusOf(first);
+  EXPECT_EQ(c.ReplyOf<RegisterTensorsReply>(first).ids,
+            (std::vector<TensorId>{TensorId(0), TensorId(1)}));
+  EXPECT_EQ(c.ReplyOf<RegisterTensorsReply>(second), c.ReplyOf<RegisterTensorsReply>(first));
+  const Plan plan = c.Received<PlanDirective>(W(1)).back().plan;
+  EXPECT_EQ(plan.init_writer, c.joined.at(W(0)).self.node);
+  EXPECT_EQ(plan.servers.size(), 2u);
+  const InitDoneRequest done{{TensorId(0), TensorId(1)}};
+  EXPECT_EQ(c.StatusOf(c.Ask(W(1), done)).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(c.StatusOf(c.Ask(W(0), done)).ok());
+  EXPECT_EQ(c.Received<SealedDirective>("server-1").size(), 1u);
+  EXPECT_EQ(c.Received<SealedDirective>(W(1)).size(), 1u);
+}
+
+TEST_F(CoreTest, AnotherShapeIsRefusedWithBothSpecs) {
+  Start(1, Spec(1));
+  Register(W(0));
+  const absl::Status status =
+      c.StatusOf(c.Ask(W(0), RegisterTensorsRequest{{{"w", {784, 64}, DType::kF32, false}}}));
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(status.message(),
+            "tensor w: registered as f32[784,128], now as f32[784,64]; every worker must register "
+            "the same");
+}
+
+TEST_F(CoreTest, RegistrationWaitsForAServerAndForItsAck) {
+  Start(0, Spec(1));
+  const RequestId id = Register(W(0));
+  EXPECT_FALSE(c.Answered(id));
+  ASSERT_TRUE(c.Join(c.Server("server-0"), false).ok());
+  EXPECT_FALSE(c.Answered(id));
+  c.Feed(WatchEvent{c.joined.at("server-0").self});
+  EXPECT_TRUE(c.StatusOf(id).ok());
+}
+
+TEST_F(CoreTest, KeysReachOwnersAndTheMemberOnly) {
+  Start(1, Spec(2));
+  Register(W(0));
+  const auto keys = [&](const std::string& name) {
+    int known = 0;
+    for (const Member& m : c.Received<PlanDirective>(name).back().plan.groups[0].members) {
+      if (m.key != SecretKey{}) ++known;
+    }
+    return known;
+  };
+  EXPECT_EQ(keys("server-0"), 2);
+  EXPECT_EQ(keys(W(1)), 1);
+}
+
+TEST_F(CoreTest, AJoinerEntersAboveEveryAckedStep) {
+  Start(1, Spec(2));
+  Register(W(0));
+  c.steps[c.joined.at(W(0)).self.node] = paceline::Step(41);
+  c.steps[c.joined.at(W(1)).self.node] = paceline::Step(40);
+  ASSERT_TRUE(c.Join(c.Worker(W(2), Spec(2), 2)).ok());
+  EXPECT_EQ(Members(c.Job("mnist")), "g0.2@42:0 1 2 ");
+  EXPECT_EQ(c.Received<CommitDirective>("server-0").size(), 1u);
+  EXPECT_EQ(c.Received<CommitDirective>(W(2)).size(), 1u);
+}
+
+TEST_F(CoreTest, ALeaverLeavesByTheTwoPhases) {
+  Start(1, Spec(3));
+  Register(W(0));
+  const RequestId id = c.Ask(W(1), LeaveRequest{"done", 0, {}});
+  EXPECT_TRUE(c.StatusOf(id).ok()) << c.StatusOf(id);
+  EXPECT_EQ(Members(c.Job("mnist")), "g0.2@1:0 2 ");
+  EXPECT_EQ(c.Received<PrepareDirective>(W(1)).size(), 1u);
+  EXPECT_TRUE(c.StatusOf(c.Ask(W(1), LeaveRequest{})).ok()) << "a retry is answered";
+  c.Ask(W(0), LeaveRequest{});
+  c.Ask(W(2), LeaveRequest{});
+  EXPECT_EQ(c.Job("mnist").state, JobState::kFinished);
+}
+
+TEST_F(CoreTest, OwnersGetEndOfJobAfterTheirLastReport) {
+  Start(1, Spec(1));
+  Register(W(0));
+  c.Ask(W(0), LeaveRequest{"done", 0, {}});
+  EXPECT_TRUE(c.Received<EndJobDirective>("server-0").empty());
+  Report({{W(0), {30, 0}}});
+  EXPECT_EQ(c.Received<EndJobDirective>("server-0").size(), 1u);
+  EXPECT_EQ(c.Job("mnist").applied, Samples(30));
+}
+
+TEST_F(CoreTest, ADeadWorkerIsFencedAndItsSamplesComeBack) {
+  Start(1, Spec(2));
+  Register(W(0));
+  c.Ask(W(1), DrawSamplesRequest{Samples(100), paceline::Step(0)});
+  Report({{W(1), {30, 10}}});
+  for (int i = 0; i < 60; ++i) {
+    c.Ask(W(0), Heartbeat{});
+    c.Ask("server-0", Heartbeat{});
+    c.Tick(100);
+  }
+  EXPECT_EQ(Members(c.Job("mnist")), "g0.2@0:0 ");
+  ASSERT_EQ(c.Received<FenceDirective>("server-0").size(), 1u);
+  EXPECT_EQ(c.Received<FenceDirective>(W(0)).size(), 1u);
+  Report({{W(1), {50, 10}}});
+  const JobView job = c.Job("mnist");
+  EXPECT_EQ(job.drawn, Samples(100));
+  EXPECT_EQ(job.applied, Samples(50));
+  EXPECT_EQ(job.discarded, Samples(10));
+  EXPECT_EQ(job.returned, Samples(40));
+  // The 40 that came back ([60, 100)) are handed out first.
+  const auto reply =
+      c.ReplyOf<DrawSamplesReply>(c.Ask(W(0), DrawSamplesRequest{Samples(10), paceline::Step(0)}));
+  EXPECT_EQ(reply.ranges, (std::vector<SampleRange>{{Epoch(0), 60, 70}}));
+}
+
+TEST_F(CoreTest, AFenceAbortsAnOpenChangeWhichIsProposedAgain) {
+  Start(1, Spec(2));
+  Register(W(0));
+  const NodeId first = c.joined.at(W(0)).self.node;
+  c.silent.insert(first);
+  ASSERT_TRUE(c.Join(c.Worker(W(2), Spec(2), 2)).ok());
+  EXPECT_EQ(Members(c.Job("mnist")), "g0.1@0:0 1 ");
+  c.silent.clear();
+  c.Feed(ProcessEndedEvent{c.joined.at(W(1)).self, "signal 9"});
+  EXPECT_EQ(c.Received<AbortDirective>("server-0").size(), 1u);
+  EXPECT_EQ(Members(c.Job("mnist")), "g0.3@1:0 2 ");
+}
+
+TEST_F(CoreTest, AStaleIncarnationIsRefusedWithBoth) {
+  Start(1, Spec(2));
+  const NodeRef old = c.joined.at(W(1)).self;
+  ASSERT_TRUE(c.Join(c.Worker(W(1), Spec(2), 1)).ok());
+  const NodeRef fresh = c.joined.at(W(1)).self;
+  EXPECT_EQ(fresh.node, old.node);
+  EXPECT_EQ(c.joined.at(W(1)).rank, JobRank(1));
+  const absl::Status status = c.core().CheckNode(old);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(status.message(), absl::StrCat("node worker-1: incarnation ", old.incarnation.value(),
+                                           " is not the newest, which is ",
+                                           fresh.incarnation.value(), "; join again"));
+}
+
+TEST_F(CoreTest, ADeadServerStopsTheJobByName) {
+  Start(1, Spec(1));
+  Register(W(0));
+  c.Feed(ProcessEndedEvent{c.joined.at("server-0").self, "signal 9"});
+  const JobView job = c.Job("mnist");
+  EXPECT_EQ(job.state, JobState::kStopped);
+  EXPECT_NE(job.reason.find("server server-0"), std::string::npos);
+  ASSERT_EQ(c.Received<EndJobDirective>(W(0)).size(), 1u);
+  EXPECT_TRUE(c.Received<EndJobDirective>(W(0))[0].failed);
+}
+
+TEST_F(CoreTest, AFinishedNameIsANewJob) {
+  Start(1, Spec(1));
+  c.Ask(W(0), LeaveRequest{});
+  ASSERT_TRUE(c.Join(c.Worker(W(0), Spec(1), 0)).ok());
+  EXPECT_EQ(c.joined.at(W(0)).job, JobId(2));
+}
+
+TEST_F(CoreTest, OptimizerFirstHolds) {
+  Start(1, Spec(2));
+  Register(W(0));
+  EXPECT_TRUE(c.StatusOf(c.Ask(W(0), SetOptimizerRequest{{"sgd", {{"momentum", 0.9}}}})).ok());
+  EXPECT_TRUE(c.StatusOf(c.Ask(W(1), SetOptimizerRequest{{"sgd", {{"momentum", 0.9}}}})).ok());
+  const absl::Status status =
+      c.StatusOf(c.Ask(W(1), SetOptimizerRequest{{"sgd", {{"momentum", 0.8}}}}));
+  EXPECT_NE(status.message().find("optimizer.momentum: 0.9 != 0.8"), std::string::npos) << status;
+}
+
+TEST_F(CoreTest, BarrierWaitsForAllLive) {
+  Start(1, Spec(3));
+  const RequestId a = c.Ask(W(0), BarrierRequest{"x"});
+  const RequestId b = c.Ask(W(1), BarrierRequest{"x"});
+  EXPECT_FALSE(c.Answered(a));
+  c.Feed(ProcessEndedEvent{c.joined.at(W(2)).self, "exit 1"});
+  EXPECT_TRUE(c.StatusOf(a).ok());
+  EXPECT_TRUE(c.StatusOf(b).ok());
+}
+
+TEST_F(CoreTest, CutTakesTheMaximumOfEachGroup) {
+  Start(2, Spec(2, "per-worker"));
+  Register(W(0));
+  c.applied[c.joined.at("server-0").self.node] = {{GroupId(0), paceline::Step(7)},
+                                                  {GroupId(1), paceline::Step(3)}};
+  c.applied[c.joined.at("server-1").self.node] = {{GroupId(0), paceline::Step(6)},
+                                                  {GroupId(1), paceline::Step(4)}};
+  const RequestId id = c.Ask(W(0), CheckpointRequest{"/tmp/ckpt"});
+  ASSERT_TRUE(c.StatusOf(id).ok()) << c.StatusOf(id);
+  EXPECT_EQ(c.ReplyOf<CheckpointReply>(id).cut,
+            (std::map<GroupId, paceline::Step>{{GroupId(0), paceline::Step(7)},
+                                               {GroupId(1), paceline::Step(4)}}));
+}
+
+TEST_F(CoreTest, StopJobEndsItEverywhere) {
+  Start(1, Spec(1));
+  Register(W(0));
+  c.Operate(StopJobRequest{"mnist", true, "enough"});
+  EXPECT_EQ(c.Job("mnist").state, JobState::kStopped);
+  EXPECT_EQ(c.StatusOf(c.Ask(W(0), DrawSamplesRequest{Samples(1), paceline::Step(0)})).code(),
+            absl::StatusCode::kAborted);
+}
+
+TEST_F(CoreTest, RecoversTheSameStateAfterEveryPrefix) {
+  std::map<size_t, std::string> snapshots;
+  c.on_ready = [&](const Ready& ready) {
+    if (!ready.entries.empty()) snapshots[ready.entries.back().index] = c.core().Snapshot();
+  };
+  Start(2, Spec(2));
+  Register(W(0));
+  c.Ask(W(0), InitDoneRequest{{TensorId(0), TensorId(1)}});
+  c.Ask(W(0), SetOptimizerRequest{{"adam", {}}});
+  c.Ask(W(1), DrawSamplesRequest{Samples(100), paceline::Step(0)});
+  c.Ask(W(1), ReturnSamplesRequest{{{Epoch(0), 50, 60}}});
+  ASSERT_TRUE(c.Join(c.Worker(W(2), Spec(2), 2)).ok());
+  c.Ask(W(0), LeaveRequest{});
+  c.Feed(ProcessEndedEvent{c.joined.at(W(1)).self, "signal 9"});
+  Report({{W(1), {10, 0}}});
+  ASSERT_GT(snapshots.size(), 10u);
+  for (const auto& [index, snapshot] : snapshots) {
+    const std::unique_ptr<Core> recovered = c.Recovered(index);
+    ASSERT_NE(recovered, nullptr);
+    EXPECT_EQ(recovered->Snapshot(), snapshot) << "after entry " << index;
+    EXPECT_EQ(recovered->term(), Term(2));
+  }
+  Core compacted((CoreOptions()));
+  ASSERT_TRUE(compacted.Recover({c.core().Compacted()}).ok());
+  EXPECT_EQ(compacted.Snapshot(), c.core().Snapshot());
+}
+
+TEST_F(CoreTest, NodesReattachAfterARestart) {
+  Start(1, Spec(2));
+  Register(W(0));
+  c.RestartScheduler();
+  for (const char* name : {"server-0", "worker-0", "worker-1"}) {
+    c.Feed(WatchEvent{c.joined.at(name).self});
+  }
+  const RequestId again = Register(W(0));
+  ASSERT_TRUE(c.StatusOf(again).ok()) << c.StatusOf(again);
+  EXPECT_EQ(c.Received<PlanDirective>(W(1)).back().plan.term, Term(2));
+  EXPECT_EQ(Members(c.Job("mnist")), "g0.1@0:0 1 ");
+}
+
+TEST_F(CoreTest, DamagedEntriesAreDataLoss) {
+  Start(1, Spec(1));
+  for (JournalEntry entry : c.journal()) {
+    for (size_t cut = 0; cut < entry.bytes.size(); ++cut) {
+      EXPECT_FALSE(DecodeEntry(std::string_view(entry.bytes).substr(0, cut)).ok());
+    }
+  }
+  Core core((CoreOptions()));
+  EXPECT_EQ(core.Recover({c.journal()[1]}).code(), absl::StatusCode::kDataLoss);
+}
+
+// ---- Samples
+
+TEST(SampleLedgerTest, GrantsAShareOfWhatIsLeftButABatchAtLeast) {
+  SampleLedger ledger(Spec(4));
+  // 1000 left, 4 workers: 1000 / 8 = 125.
+  auto ranges = ledger.Choose(NodeId(1), 1000, {4, 0});
+  EXPECT_EQ(ranges, (std::vector<SampleRange>{{Epoch(0), 0, 125}}));
+  ledger.ApplyDraw(NodeId(1), ranges);
+  EXPECT_EQ(CountOf(ledger.Choose(NodeId(2), 1000, {4, 0})), 109u);  // 875 / 8
+  // At 0.25 samples/s two minutes are 30.
+  EXPECT_EQ(CountOf(ledger.Choose(NodeId(2), 1000, {4, 0.25})), 30u);
+  // It holds more than two minutes of its rate: one batch.
+  EXPECT_EQ(CountOf(ledger.Choose(NodeId(1), 1000, {4, 0.25})), 10u);
+}
+
+TEST(SampleLedgerTest, AllEpochsAreHandedOutOnce) {
+  SampleLedger ledger(Spec(2));
+  std::map<std::pair<uint64_t, uint64_t>, int> seen;
+  for (uint32_t turn = 0; !ledger.Exhausted(); ++turn) {
+    const NodeId worker(1 + turn % 2);
+    const auto ranges = ledger.Choose(worker, 64, {2, 0});
+    for (const SampleRange& r : ranges) {
+      for (uint64_t i = r.begin; i < r.end; ++i) ++seen[{r.epoch.value(), i}];
+    }
+    ledger.ApplyDraw(worker, ranges);
+  }
+  EXPECT_EQ(seen.size(), 2000u);
+  for (const auto& [sample, times] : seen) EXPECT_EQ(times, 1);
+}
+
+TEST(SampleLedgerTest, DeterministicByStepAndRank) {
+  JobSpec spec = Spec(3);
+  spec.deterministic = true;
+  spec.sample_count = 70;  // 3 x 10 a step: 3 steps, in the last one 10, 0, 0
+  SampleLedger ledger(spec);
+  EXPECT_EQ(ledger.steps_per_epoch(), 3u);
+  EXPECT_EQ(ledger.ChooseFor(1, JobRank(2)), (std::vector<SampleRange>{{Epoch(0), 50, 60}}));
+  EXPECT_EQ(ledger.ChooseFor(2, JobRank(0)), (std::vector<SampleRange>{{Epoch(0), 60, 70}}));
+  EXPECT_TRUE(ledger.ChooseFor(2, JobRank(1)).empty());
+  EXPECT_FALSE(ledger.FinishedAt(5));
+  EXPECT_TRUE(ledger.FinishedAt(6));
+  // Asked twice: counted once.
+  ledger.ApplyDrawFor(NodeId(1), 0, ledger.ChooseFor(0, JobRank(0)));
+  ledger.ApplyDrawFor(NodeId(1), 0, ledger.ChooseFor(0, JobRank(0)));
+  EXPECT_EQ(ledger.accounts().at(NodeId(1)).drawn, 10u);
+}
+
+}  // namespace
+}  // namespace paceline::scheduler
