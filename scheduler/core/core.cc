@@ -46,7 +46,8 @@ absl::Status Core::Impl::Recover(const std::vector<JournalEntry>& entries) {
     if (job.active()) {
       for (const auto& [worker, account] : job.samples.accounts()) {
         const NodeRecord& record = node(worker);
-        if (!record.live() && !account.outstanding.empty()) runtime(id).unsettled.insert(worker);
+        const bool gone = !record.live() || record.incarnation != account.holder;
+        if (gone && !account.outstanding.empty()) runtime(id).unsettled.insert(worker);
       }
     }
   }

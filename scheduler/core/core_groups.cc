@@ -264,7 +264,7 @@ void Core::Impl::CommitChange(JobId id) {
     Answer(it->second, NodeReply(Empty()));
     run.leavers.erase(it);
     ForgetWaiting(id, leaver);
-    run.unsettled.insert(leaver);
+    Unsettle(id, leaver);
   }
   if (LiveWorkers(id).empty()) return EndJob(id, JobState::kFinished, false, "all workers left");
   NameInitWriter(id);
@@ -288,11 +288,8 @@ void Core::Impl::FenceWorker(const NodeRecord& dead, const std::string& reason) 
     groups.push_back(std::move(next));
   }
   Say(job(id).spec.name, "fence", reason);
-  runtime(id).unsettled.insert(dead.id);
-  if (groups.empty()) {
-    if (OwnersOf(job(id)).empty()) Settle(id, dead.id);
-    return;
-  }
+  Unsettle(id, dead.id);
+  if (groups.empty()) return;
   Decide(scheduler::GroupsChanged{id, groups});
   for (const GroupPlan& group : groups) {
     Say(job(id).spec.name, "group",
@@ -309,9 +306,7 @@ void Core::Impl::FenceWorker(const NodeRecord& dead, const std::string& reason) 
     directive.groups = WithKeysFor(node(to), groups);
     Send(to, std::move(directive));
   }
-  if (fence.awaited.empty()) {
-    Settle(id, dead.id);
-  } else {
+  if (!fence.awaited.empty()) {
     runtime(id).fences.emplace(fence.directive.change, std::move(fence));
   }
   AbortCut(id, reason);

@@ -205,6 +205,7 @@ class Core::Impl {
   void DrawForStep(const NodeRecord& from, RequestId request, const DrawSamplesRequest& body);
   void ServeDraws(JobId id);
   bool MayComeBack(JobId id, NodeId but);
+  void Unsettle(JobId id, NodeId worker);
   void Settle(JobId id, NodeId worker);
   uint64_t UsedByOwners(JobId id, NodeId worker, bool discarded, bool applied) const;
 

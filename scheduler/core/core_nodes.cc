@@ -252,7 +252,10 @@ void Core::Impl::On(const NodeRecord& from, RequestId request, LeaveRequest& bod
   if (run.plan.change() && run.plan.change()->concerned.count(leaver.id) > 0) {
     AbortChange(leaver.job, absl::StrCat("worker ", leaver.name, " left"));
   }
+  Unsettle(leaver.job, leaver.id);
+  NameInitWriter(leaver.job);
   ReleaseBarriers(leaver.job);
+  ServeDraws(leaver.job);
   ProposeChange(leaver.job);
 }
 

@@ -47,7 +47,7 @@ void Core::Impl::DrawForStep(const NodeRecord& from, RequestId request,
   reply.ranges = samples.ChooseFor(body.step.value(), from.rank);
   reply.finished = samples.FinishedAt(body.step.value());
   if (!reply.ranges.empty()) {
-    Decide(scheduler::SamplesDrawn{from.job, from.id, reply.ranges,
+    Decide(scheduler::SamplesDrawn{from.job, from.ref(), reply.ranges,
                                    UsedByOwners(from.job, from.id, true, true), true, body.step});
   }
   Answer(request, NodeReply(std::move(reply)));
@@ -79,6 +79,8 @@ void Core::Impl::ServeDraws(JobId id) {
       job(id).spec.deterministic && job(id).spec.groups.kind == GroupSpec::Kind::kOne;
   std::erase_if(run.draws, [&](auto& entry) {
     const auto& [worker, draw] = entry;
+    // What its last incarnation held is sorted out first: owners count per worker.
+    if (run.unsettled.count(worker) > 0) return false;
     if (by_step) {
       DrawForStep(node(worker), draw.request, draw.body);
       return true;
@@ -93,7 +95,8 @@ void Core::Impl::ServeDraws(JobId id) {
       reply.finished = true;
     } else {
       const Epoch before = job(id).samples.epoch();
-      Decide(scheduler::SamplesDrawn{id, worker, reply.ranges, used, false, paceline::Step(0)});
+      Decide(scheduler::SamplesDrawn{id, node(worker).ref(), reply.ranges, used, false,
+                                     paceline::Step(0)});
       if (job(id).samples.epoch() != before) {
         Say(job(id).spec.name, "epoch",
             absl::StrCat("epoch ", before.value(), " is handed out: ", job(id).spec.sample_count,
@@ -146,6 +149,12 @@ void Core::Impl::StoreWorkerReport(NodeId id, WorkerReport report) {
 void Core::Impl::On(const NodeRecord& from, RequestId request, WorkerReport& body) {
   Answer(request, NodeReply(Empty()));
   StoreWorkerReport(from.id, std::move(body));
+}
+
+// A worker is gone: what it held and did not use comes back once the lead owner has counted.
+void Core::Impl::Unsettle(JobId id, NodeId worker) {
+  runtime(id).unsettled.insert(worker);
+  if (OwnersOf(job(id)).empty()) Settle(id, worker);
 }
 
 // Offers what a gone worker held and the owners never counted again.

@@ -181,11 +181,12 @@ class Applier {
 
   absl::Status operator()(const SamplesDrawn& e) {
     return OnJob(e.job, [&](JobRecord& job) {
-      job.samples.ApplyUsed(e.worker, e.used);
+      job.samples.ApplyUsed(e.worker.node, e.used);
+      job.samples.ApplyHolder(e.worker.node, e.worker.incarnation);
       if (e.for_step) {
-        job.samples.ApplyDrawFor(e.worker, e.step.value(), e.ranges);
+        job.samples.ApplyDrawFor(e.worker.node, e.step.value(), e.ranges);
       } else {
-        job.samples.ApplyDraw(e.worker, e.ranges);
+        job.samples.ApplyDraw(e.worker.node, e.ranges);
       }
     });
   }

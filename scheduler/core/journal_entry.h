@@ -65,7 +65,7 @@ struct GroupsChanged {
 // `used`: what the owners had counted of this worker by then.
 struct SamplesDrawn {
   JobId job;
-  NodeId worker;
+  NodeRef worker;
   std::vector<SampleRange> ranges;
   uint64_t used = 0;
   bool for_step = false;  // deterministic

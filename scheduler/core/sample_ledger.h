@@ -25,6 +25,7 @@ struct SampleAccount {
   uint64_t returned = 0;
   uint64_t used = 0;       // applied + discarded, as far as `outstanding` was shortened by it
   uint64_t next_step = 0;  // deterministic: above all steps drawn for
+  Incarnation holder;      // of the worker, that drew last
 
   bool operator==(const SampleAccount&) const = default;
 };
@@ -69,6 +70,7 @@ class SampleLedger {
   void ApplyDraw(NodeId worker, const std::vector<SampleRange>& ranges);
   // As above, for (step, rank); counts nothing when it was counted for this step before.
   void ApplyDrawFor(NodeId worker, uint64_t step, const std::vector<SampleRange>& ranges);
+  void ApplyHolder(NodeId worker, Incarnation holder) { accounts_[worker].holder = holder; }
   void ApplyReturn(NodeId worker, const std::vector<SampleRange>& ranges);
   // The owners count `used` samples of `worker` as applied or discarded so far: the oldest are no
   // longer outstanding.
@@ -99,7 +101,7 @@ class SampleLedger {
 
 template <typename A>
 void Fields(A& a, Is<SampleAccount> auto& v) {
-  a(v.outstanding, v.drawn, v.returned, v.used, v.next_step);
+  a(v.outstanding, v.drawn, v.returned, v.used, v.next_step, v.holder);
 }
 
 // Samples in all ranges.
