@@ -1,0 +1,26 @@
+#include <utility>
+
+#include "common/base/status.h"
+#include "control/grpc/client.h"
+#include "worker_client/native/connect.h"
+
+namespace paceline {
+
+absl::StatusOr<std::unique_ptr<Session>> ConnectToJob(const WorkerConfig& config) {
+  PACELINE_ASSIGN_OR_RETURN(
+      auto control,
+      MakeGrpcControlClient(config.scheduler, {config.tls.cert, config.tls.key, config.tls.ca}));
+  TransportOptions transport;
+  transport.max_send_bytes = config.max_bytes_in_flight;
+  SessionOptions options;
+  options.job = config.job;
+  options.worker_name = config.name;
+  options.index = config.index;
+  options.host = config.host;
+  options.labels = config.labels;
+  options.deadline = Milliseconds(config.operation_timeout_ms);
+  options.start_deadline = Milliseconds(config.join_timeout_ms);
+  return Session::Connect(options, std::move(control), NewTcpTransport(transport));
+}
+
+}  // namespace paceline

@@ -1,0 +1,169 @@
+#include "worker_client/native/training_loop.h"
+
+#include <chrono>
+#include <future>
+#include <map>
+#include <thread>
+#include <utility>
+
+#include "common/base/status.h"
+#include "worker_client/native/pacing.h"
+
+namespace paceline {
+namespace {
+
+constexpr uint64_t kReportEverySteps = 20;
+// How often a worker without samples looks whether all have finished.
+constexpr auto kFinishPoll = std::chrono::milliseconds(20);
+
+}  // namespace
+
+TrainingLoop::TrainingLoop(Session& session, Model& model, const DatasetSplit& data,
+                           const ProgramOptions& options, uint32_t index, const Clock& clock,
+                           const std::atomic<bool>& stop)
+    : session_(session),
+      model_(model),
+      data_(data),
+      options_(options),
+      slowdown_(SlowdownOf(options.slowdown, index)),
+      clock_(clock),
+      stop_(stop) {}
+
+absl::StatusOr<TrainingResult> TrainingLoop::Run() {
+  PACELINE_RETURN_IF_ERROR(Prepare());
+  for (bool more = true; more;) {
+    if (stop_.load(std::memory_order_relaxed)) {
+      PACELINE_RETURN_IF_ERROR(session_.Leave("stopped by a signal"));
+      return absl::CancelledError(absl::StrCat("stopped by a signal after ", result_.steps,
+                                               " steps; left the job, which goes on without this "
+                                               "worker"));
+    }
+    PACELINE_ASSIGN_OR_RETURN(more, TrainStep());
+  }
+  PACELINE_RETURN_IF_ERROR(WaitForOthers());
+  PACELINE_RETURN_IF_ERROR(Finish());
+  return std::move(result_);
+}
+
+absl::Status TrainingLoop::Prepare() {
+  const JobSpec spec = session_.spec();
+  batch_size_ = static_cast<uint32_t>(spec.batch_size);
+  result_.parameters = model_.InitialValues(spec.seed);
+  for (const TensorSpec& tensor : model_.tensors()) {
+    PACELINE_ASSIGN_OR_RETURN(tensors_.emplace_back(), session_.RegisterTensor(tensor));
+  }
+  for (size_t t = 0; t < tensors_.size(); ++t) {
+    PACELINE_RETURN_IF_ERROR(session_.Init(tensors_[t], result_.parameters[t]));
+  }
+  PACELINE_RETURN_IF_ERROR(session_.WaitReady());
+  // A worker that joins a running job starts from its weights.
+  return PullAll();
+}
+
+absl::StatusOr<bool> TrainingLoop::TrainStep() {
+  if (options_.max_steps != 0 && session_.step().value() >= options_.max_steps) return false;
+  PACELINE_ASSIGN_OR_RETURN(const SampleBatch batch, session_.DrawSamples(batch_size_));
+  if (batch.finished) return false;
+  for (const uint32_t index : batch.indices) {
+    if (index >= data_.train.size()) {
+      return absl::InternalError(absl::StrCat("drew sample ", index, " of ", data_.train.size()));
+    }
+  }
+  ComputeGradient(batch);
+  PACELINE_RETURN_IF_ERROR(Exchange(Samples(batch.indices.size())));
+  PACELINE_RETURN_IF_ERROR(session_.AtStepBoundary());
+  ++result_.steps;
+  result_.samples += Samples(batch.indices.size());
+  Report(last_);
+  return true;
+}
+
+void TrainingLoop::ComputeGradient(const SampleBatch& batch) {
+  const Ticks start = clock_.Now();
+  last_ = model_.Gradient(result_.parameters, data_.train, batch.indices, gradients_);
+  const Ticks computed = clock_.Now() - start;
+  const Ticks wait = PacingWait(computed, Milliseconds(options_.step_time_ms), slowdown_);
+  if (wait > Ticks(0)) std::this_thread::sleep_for(std::chrono::nanoseconds(wait.value()));
+}
+
+absl::Status TrainingLoop::Exchange(Samples samples) {
+  std::vector<Operation> operations;
+  for (size_t t = 0; t < tensors_.size(); ++t) {
+    OperationOptions options;
+    options.samples = samples;
+    options.learning_rate = options_.schedule.At(session_.step());
+    // The next step needs the first layer first.
+    options.priority = -static_cast<int32_t>(t);
+    PACELINE_ASSIGN_OR_RETURN(
+        operations.emplace_back(),
+        session_.PushPull(tensors_[t], gradients_[t], result_.parameters[t], options));
+  }
+  for (const Operation operation : operations) {
+    PACELINE_RETURN_IF_ERROR(session_.Wait(operation).status());
+  }
+  return absl::OkStatus();
+}
+
+void TrainingLoop::Report(const BatchResult& batch) {
+  recent_.loss_sum += batch.loss_sum;
+  recent_.correct += batch.correct;
+  recent_.samples += batch.samples;
+  std::map<std::string, double> metrics;
+  if (result_.steps % kReportEverySteps == 0 && recent_.samples > 0) {
+    metrics["loss"] = recent_.loss();
+    metrics["train_accuracy"] = recent_.accuracy();
+    recent_ = {};
+  }
+  const bool evaluates = options_.eval_every != 0 && session_.rank() == JobRank(0);
+  if (evaluates && result_.steps % options_.eval_every == 0) {
+    const BatchResult validation = model_.Evaluate(result_.parameters, data_.validation);
+    metrics["validation_loss"] = validation.loss();
+    metrics["validation_accuracy"] = validation.accuracy();
+  }
+  if (!metrics.empty()) session_.ReportProgress(metrics);
+}
+
+// The weights are final once every live worker has had its last reply. Members of a group may run
+// out of samples a step apart: until the last has, the others take part with nothing, so that its
+// rounds close. A deterministic group ends at one step.
+absl::Status TrainingLoop::WaitForOthers() {
+  const JobSpec spec = session_.spec();
+  auto all_finished =
+      std::async(std::launch::async, [this] { return session_.Barrier("trained"); });
+  for (auto& tensor : gradients_) tensor.assign(tensor.size(), 0.0f);
+  while (all_finished.wait_for(kFinishPoll) != std::future_status::ready) {
+    if (spec.deterministic || session_.group_size() <= 1 || gradients_.empty()) continue;
+    PACELINE_RETURN_IF_ERROR(Exchange(Samples(0)));
+    PACELINE_RETURN_IF_ERROR(session_.AtStepBoundary());
+  }
+  return all_finished.get();
+}
+
+absl::Status TrainingLoop::PullAll() {
+  std::vector<Operation> operations;
+  for (size_t t = 0; t < tensors_.size(); ++t) {
+    PACELINE_ASSIGN_OR_RETURN(operations.emplace_back(),
+                              session_.Pull(tensors_[t], result_.parameters[t], {}));
+  }
+  for (const Operation operation : operations) {
+    PACELINE_RETURN_IF_ERROR(session_.Wait(operation).status());
+  }
+  return absl::OkStatus();
+}
+
+// Whoever is still alive does this, with the same bits, so that the loss of no worker loses the
+// result.
+absl::Status TrainingLoop::Finish() {
+  PACELINE_RETURN_IF_ERROR(PullAll());
+  result_.test = model_.Evaluate(result_.parameters, data_.test);
+  session_.ReportProgress(
+      {{"test_accuracy", result_.test.accuracy()}, {"test_loss", result_.test.loss()}});
+  if (!options_.save.empty()) {
+    PACELINE_RETURN_IF_ERROR(SaveParameters(
+        options_.save, model_, result_.parameters,
+        {{"model", options_.model}, {"job", session_.spec().name}, {"format", "paceline"}}));
+  }
+  return session_.Leave("finished");
+}
+
+}  // namespace paceline

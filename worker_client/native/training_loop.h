@@ -1,0 +1,64 @@
+// The training loop of paceline-worker over a session; docs/sdk.md explains it step by step.
+// Thread rule: one thread calls Run; `stop` may be set from anywhere, a signal handler included.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/types.h"
+#include "common/runtime/clock.h"
+#include "trainer/dataset.h"
+#include "trainer/model.h"
+#include "worker_client/native/options.h"
+#include "worker_client/session.h"
+
+namespace paceline {
+
+struct TrainingResult {
+  uint64_t steps = 0;
+  Samples samples;  // that this worker computed gradients of
+  BatchResult test;
+  Parameters parameters;
+};
+
+class TrainingLoop {
+ public:
+  // `index` chooses the slowdown. All arguments outlive the loop.
+  TrainingLoop(Session& session, Model& model, const DatasetSplit& data,
+               const ProgramOptions& options, uint32_t index, const Clock& clock,
+               const std::atomic<bool>& stop);
+
+  // Trains until the job has no more samples, evaluates the final weights on the test set, saves
+  // them where asked, and leaves the job. Cancelled: `stop` was set (the job was left cleanly).
+  absl::StatusOr<TrainingResult> Run();
+
+ private:
+  absl::Status Prepare();
+  absl::StatusOr<bool> TrainStep();  // false: no samples are left
+  void ComputeGradient(const SampleBatch& batch);
+  absl::Status Exchange(Samples samples);
+  void Report(const BatchResult& batch);
+  absl::Status WaitForOthers();
+  absl::Status PullAll();
+  absl::Status Finish();
+
+  Session& session_;
+  Model& model_;
+  const DatasetSplit& data_;
+  const ProgramOptions& options_;
+  const double slowdown_;
+  const Clock& clock_;
+  const std::atomic<bool>& stop_;
+
+  uint32_t batch_size_ = 0;
+  std::vector<TensorId> tensors_;
+  Parameters gradients_;
+  BatchResult recent_;  // since the last report
+  BatchResult last_;
+  TrainingResult result_;
+};
+
+}  // namespace paceline
