@@ -46,6 +46,7 @@ std::unique_ptr<Core> LargeCluster(std::vector<NodeRef>& nodes) {
     JoinEvent join{RequestId(i + 1), {}, {}};
     join.join.role = Role::kServer;
     join.join.name = "server-" + std::to_string(i);
+    join.join.data_address = "127.0.0.1:1";
     core->Step(Seconds(1), join);
     for (const ReplyAction& reply : core->TakeReady().replies) {
       nodes.push_back(std::get<JoinReply>(*reply.reply).self);

@@ -85,7 +85,7 @@ class Writer {
   template <typename... T>
   void Put(const std::variant<T...>& value) {
     PutUnsigned(value.index());
-    std::visit([this](const auto& alternative) { Put(alternative); }, value);
+    std::visit([this](const auto& alternative) { this->Put(alternative); }, value);
   }
   template <typename T>
   requires std::is_class_v<T>
