@@ -1,0 +1,221 @@
+#include "server/agent.h"
+
+#include <utility>
+#include <variant>
+
+#include "common/base/status.h"
+#include "common/runtime/clock.h"
+#include "common/runtime/log.h"
+#include "server/checkpoint_part.h"
+
+namespace paceline {
+namespace {
+
+constexpr Ticks kCallTimeout = Seconds(5);
+constexpr Ticks kJoinPause = Milliseconds(100);
+constexpr Ticks kReportInterval = Milliseconds(250);
+
+Ticks Now() { return Clock::Real().Now(); }
+
+template <typename... Handlers>
+struct Overloaded : Handlers... {
+  using Handlers::operator()...;
+};
+
+}  // namespace
+
+ServerAgent::ServerAgent(ServerAgentOptions options, ControlClient* control, Router* router,
+                         std::function<void(const absl::Status&)> on_lost)
+    : options_(std::move(options)),
+      control_(control),
+      router_(router),
+      on_lost_(std::move(on_lost)) {}
+
+ServerAgent::~ServerAgent() { Stop(); }
+
+absl::Status ServerAgent::Start() {
+  PACELINE_RETURN_IF_ERROR(Join());
+  OpenWatch();
+  thread_ = std::thread([this] { Run(); });
+  return absl::OkStatus();
+}
+
+void ServerAgent::Stop() {
+  {
+    MutexLock lock(&mutex_);
+    stopping_ = true;
+    wake_.SignalAll();
+  }
+  if (!thread_.joinable()) return;
+  thread_.join();
+  control_->StopWatch();
+  LeaveRequest leave;
+  leave.reason = "the server was asked to end";
+  const absl::Status status = control_->Call(joined_.self, leave, Seconds(1)).status();
+  if (!status.ok()) {
+    LogInfo("server", options_.name, ": left without an answer: ", std::string(status.message()));
+  }
+}
+
+absl::Status ServerAgent::Join() {
+  JoinRequest request;
+  request.role = Role::kServer;
+  request.name = options_.name;
+  request.host = options_.host;
+  request.labels = options_.labels;
+  request.data_address = options_.data_address;
+  request.process_id = options_.process_id;
+  const Ticks deadline = Now() + options_.join_timeout;
+  bool said = false;
+  while (true) {
+    auto reply = control_->Join(request, kCallTimeout);
+    if (reply.ok()) {
+      joined_ = *reply;
+      return absl::OkStatus();
+    }
+    const bool again =
+        absl::IsUnavailable(reply.status()) || absl::IsDeadlineExceeded(reply.status());
+    MutexLock lock(&mutex_);
+    if (!again || stopping_ || Now() + kJoinPause > deadline) {
+      return Annotate(reply.status(),
+                      absl::StrCat("server '", options_.name, "' cannot join the scheduler at ",
+                                   control_->Peer()));
+    }
+    if (!std::exchange(said, true)) {
+      LogInfo("server", options_.name, ": waiting for the scheduler at ", control_->Peer());
+    }
+    wake_.WaitFor(&mutex_, kJoinPause);
+  }
+}
+
+void ServerAgent::OpenWatch() {
+  control_->Watch(
+      joined_.self, [this](Directive directive) { OnDirective(std::move(directive)); },
+      [this](absl::Status cause) {
+        MutexLock lock(&mutex_);
+        if (stopping_) return;
+        LogWarning("server", options_.name, ": watch stream of ", control_->Peer(),
+                   " ended: ", std::string(cause.message()));
+        watch_lost_ = true;
+        wake_.Signal();
+      });
+}
+
+// ---- Directives ---------------------------------------------------------------------------------
+
+Router::Done ServerAgent::AckWhenDone(uint64_t id) {
+  return [this, id](absl::Status status) {
+    if (!status.ok()) {
+      LogWarning("server", options_.name, ": directive ", id, ": ", std::string(status.message()));
+    }
+    if (id == 0) return;
+    AckRequest ack;
+    ack.id = id;
+    ack.error = std::string(status.message());
+    Queue(ack);
+  };
+}
+
+void ServerAgent::OnDirective(Directive directive) {
+  std::visit(
+      Overloaded{
+          [this](const PlanDirective& d) { router_->ApplyPlan(d.plan, AckWhenDone(d.change)); },
+          [this](const PrepareDirective& d) { router_->Prepare(d, AckWhenDone(d.change)); },
+          [this](const CommitDirective& d) { router_->Commit(d, AckWhenDone(0)); },
+          [this](const AbortDirective& d) { router_->Abort(d, AckWhenDone(0)); },
+          [this](const FenceDirective& d) { router_->Fence(d, AckWhenDone(d.change)); },
+          [this](const SealedDirective& d) { router_->Seal(d, AckWhenDone(0)); },
+          [this](const CutDirective& d) { OnCut(d); },
+          [](const RecallSamplesDirective&) {},
+          [this](const EndJobDirective& d) { router_->EndJob(d, AckWhenDone(0)); },
+      },
+      directive.body);
+}
+
+void ServerAgent::OnCut(const CutDirective& cut) {
+  if (cut.abort) {
+    router_->CutAbort(cut.job);
+    return;
+  }
+  if (cut.collect) {
+    router_->CutCollect(cut.job, [this, id = cut.cut](std::map<GroupId, Step> applied) {
+      AckRequest ack;
+      ack.id = id;
+      ack.applied = std::move(applied);
+      Queue(ack);
+    });
+    return;
+  }
+  router_->CutAt(
+      cut.job, cut.steps, [this, cut](absl::StatusOr<std::vector<ChunkSnapshot>> chunks) {
+        AckRequest ack;
+        ack.id = cut.cut;
+        const absl::Status status = chunks.ok()
+                                        ? WriteCheckpointPart(cut.directory, options_.name, *chunks)
+                                        : chunks.status();
+        ack.error = std::string(status.message());
+        Queue(ack);
+      });
+}
+
+// ---- The agent's thread -------------------------------------------------------------------------
+
+void ServerAgent::Queue(NodeRequest request) {
+  MutexLock lock(&mutex_);
+  outbox_.push_back(std::move(request));
+  wake_.Signal();
+}
+
+absl::Status ServerAgent::SendQueued() {
+  while (true) {
+    NodeRequest request;
+    {
+      MutexLock lock(&mutex_);
+      if (outbox_.empty()) return absl::OkStatus();
+      request = outbox_.front();
+    }
+    const absl::Status status = control_->Call(joined_.self, request, kCallTimeout).status();
+    if (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status)) return status;
+    if (!status.ok()) {
+      LogWarning("server", options_.name,
+                 ": the scheduler refused an answer: ", std::string(status.message()));
+    }
+    MutexLock lock(&mutex_);
+    outbox_.pop_front();
+  }
+}
+
+void ServerAgent::Run() {
+  Ticks next_report = Now() + kReportInterval;
+  while (true) {
+    bool reopen = false;
+    {
+      MutexLock lock(&mutex_);
+      while (!stopping_ && outbox_.empty() && !watch_lost_ && Now() < next_report) {
+        wake_.WaitFor(&mutex_, next_report - Now());
+      }
+      if (stopping_) return;
+      reopen = std::exchange(watch_lost_, false);
+    }
+    if (reopen) {
+      control_->StopWatch();
+      OpenWatch();
+    }
+    absl::Status status = SendQueued();
+    if (Now() >= next_report) {
+      status = control_->Call(joined_.self, router_->Report(), kCallTimeout).status();
+      next_report = Now() + kReportInterval;
+    }
+    if (absl::IsFailedPrecondition(status)) {
+      on_lost_(status);
+      return;
+    }
+    if (!status.ok() || reopen) {
+      // The scheduler is away; what is queued stays. Do not spin until it is back.
+      MutexLock lock(&mutex_);
+      if (!stopping_) wake_.WaitFor(&mutex_, kJoinPause);
+    }
+  }
+}
+
+}  // namespace paceline

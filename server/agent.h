@@ -1,0 +1,73 @@
+// A server's side of the control plane: joins the scheduler, applies its directives to the router,
+// answers them, heartbeats and reports, and writes the parts of checkpoints.
+//
+// Thread rule: Start and Stop from one thread; the rest happens on the agent's own thread and on
+// the callbacks of its client and router, which only queue.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "common/base/types.h"
+#include "common/runtime/mutex.h"
+#include "control/control_client.h"
+#include "parameter/host/router.h"
+#include "plan/messages.h"
+
+namespace paceline {
+
+struct ServerAgentOptions {
+  std::string name;  // stable and unique among the servers of a cluster
+  std::string host;
+  std::map<std::string, std::string> labels;
+  std::string data_address;  // advertised to workers
+  uint64_t process_id = 0;
+  Ticks join_timeout = Seconds(60);
+};
+
+class ServerAgent {
+ public:
+  // `control` and `router` outlive the agent. `on_lost` is called once, from the agent's thread,
+  // when the scheduler no longer knows this incarnation; the process has to join anew.
+  ServerAgent(ServerAgentOptions options, ControlClient* control, Router* router,
+              std::function<void(const absl::Status&)> on_lost);
+  ~ServerAgent();
+
+  // Joins (waiting for the scheduler up to join_timeout) and begins to follow directives.
+  absl::Status Start();
+  // Leaves the cluster. Idempotent.
+  void Stop();
+
+  NodeRef self() const { return joined_.self; }
+
+ private:
+  absl::Status Join();
+  void OpenWatch();
+  void OnDirective(Directive directive);
+  void OnCut(const CutDirective& cut);
+  // Answers the directive `id` once the router has it in force.
+  Router::Done AckWhenDone(uint64_t id);
+  void Queue(NodeRequest request) EXCLUDES(mutex_);
+  void Run();
+  absl::Status SendQueued() EXCLUDES(mutex_);
+
+  const ServerAgentOptions options_;
+  ControlClient* const control_;
+  Router* const router_;
+  const std::function<void(const absl::Status&)> on_lost_;
+  JoinReply joined_;  // constant after Start
+
+  Mutex mutex_;
+  CondVar wake_;
+  std::deque<NodeRequest> outbox_ GUARDED_BY(mutex_);
+  bool watch_lost_ GUARDED_BY(mutex_) = false;
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace paceline

@@ -1,0 +1,48 @@
+// A parameter server: transport, router and agent wired together, for main.cc and for tests.
+// Thread rule: Start and Stop from one thread.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "control/control_client.h"
+#include "parameter/host/router.h"
+#include "server/agent.h"
+#include "transport/channel.h"
+
+namespace paceline {
+
+struct ServerOptions {
+  ServerAgentOptions agent;
+  RouterOptions router;
+  std::string bind = "127.0.0.1:0";
+  // Turns the address that was bound into the one told to workers; empty = as bound.
+  std::function<std::string(const std::string& bound)> advertise;
+};
+
+class Server {
+ public:
+  Server(ServerOptions options, std::unique_ptr<ControlClient> control,
+         std::unique_ptr<Transport> transport, std::function<void(const absl::Status&)> on_lost);
+  ~Server();
+
+  // Listens, joins, serves. Errors name the address.
+  absl::Status Start();
+  void Stop();
+
+  std::string data_address() const { return data_address_; }
+
+ private:
+  ServerOptions options_;
+  const std::unique_ptr<ControlClient> control_;
+  std::unique_ptr<Transport> transport_;
+  const std::function<void(const absl::Status&)> on_lost_;
+  std::unique_ptr<Router> router_;
+  std::unique_ptr<Listener> listener_;
+  std::unique_ptr<ServerAgent> agent_;
+  std::string data_address_;
+};
+
+}  // namespace paceline

@@ -1,0 +1,85 @@
+#include "worker_client/group_tracker.h"
+
+#include <algorithm>
+
+#include "common/base/check.h"
+
+namespace paceline {
+
+bool GroupTracker::HasSelf(const GroupPlan& group) const {
+  return std::any_of(group.members.begin(), group.members.end(),
+                     [this](const Member& member) { return member.node == self_; });
+}
+
+void GroupTracker::OnPlan(const Plan& plan) {
+  for (const GroupPlan& group : plan.groups) Adopt(group);
+}
+
+Step GroupTracker::OnPrepare(const PrepareDirective& directive) {
+  holds_[directive.change] = step_ + Step(kActivationMargin);
+  return step_;
+}
+
+void GroupTracker::OnCommit(const CommitDirective& directive) {
+  for (const GroupPlan& group : directive.groups) Adopt(group);
+  holds_.erase(directive.change);
+}
+
+void GroupTracker::OnFence(const FenceDirective& directive) {
+  for (const GroupPlan& group : directive.groups) {
+    if (current_ && group.id == current_->id && group.generation > current_->generation &&
+        HasSelf(group)) {
+      // One phase: in force at once, also for the step under way.
+      current_ = group;
+    }
+  }
+}
+
+void GroupTracker::Adopt(const GroupPlan& group) {
+  const bool member = HasSelf(group);
+  if (!current_) {
+    if (!member || leaves_at_) return;
+    current_ = group;
+    step_ = group.activation_step;
+    return;
+  }
+  if (group.id == current_->id) {
+    if (group.generation <= current_->generation) return;
+    if (member) {
+      due_[group.generation] = group;
+    } else if (!leaves_at_) {
+      leaves_at_ = group.activation_step;
+    }
+    TakeDue();
+    return;
+  }
+  if (member) next_group_ = group;
+}
+
+bool GroupTracker::MayAdvance() const {
+  const Step next = step_ + Step(1);
+  return std::all_of(holds_.begin(), holds_.end(),
+                     [next](const auto& hold) { return next < hold.second; });
+}
+
+void GroupTracker::TakeDue() {
+  for (auto it = due_.begin(); it != due_.end() && it->second.activation_step <= step_;) {
+    current_ = it->second;
+    it = due_.erase(it);
+  }
+}
+
+void GroupTracker::Advance() {
+  PACELINE_CHECK(current_.has_value());
+  ++step_;
+  TakeDue();
+  if (!leaves_at_ || step_ < *leaves_at_ || !next_group_) return;
+  // The group goes on without this worker, which goes on in another group at that group's step.
+  current_ = *next_group_;
+  step_ = current_->activation_step;
+  next_group_.reset();
+  leaves_at_.reset();
+  due_.clear();
+}
+
+}  // namespace paceline

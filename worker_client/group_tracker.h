@@ -1,0 +1,61 @@
+// What a worker knows about its group: the generation in force, changes that are agreed but not due
+// yet, and where it must hold until a change is decided.
+//
+// Invariants: a worker that acknowledged a change in step s begins no step >= s + kActivationMargin
+// before the change is committed or aborted; so it always knows the generation of the step it is
+// in.
+//
+// Thread rule: one thread at a time (the session's mutex).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "common/base/types.h"
+#include "plan/messages.h"
+#include "plan/plan.h"
+
+namespace paceline {
+
+class GroupTracker {
+ public:
+  explicit GroupTracker(NodeId self) : self_(self) {}
+
+  // From a full plan: the first group this worker is in, or a change it missed.
+  void OnPlan(const Plan& plan);
+  // Returns the step to acknowledge.
+  Step OnPrepare(const PrepareDirective& directive);
+  void OnCommit(const CommitDirective& directive);
+  void OnAbort(uint64_t change) { holds_.erase(change); }
+  void OnFence(const FenceDirective& directive);
+
+  // False while the worker has no group yet or has left its last one.
+  bool in_group() const { return current_.has_value(); }
+  const GroupPlan& current() const { return *current_; }
+  Step step() const { return step_; }
+
+  // Whether step() + 1 may begin now.
+  bool MayAdvance() const;
+  // Begins the next step, taking over a generation (or a group) that is due.
+  void Advance();
+
+  // The step from which on the group does without this worker, once that is agreed.
+  std::optional<Step> leaves_at() const { return leaves_at_; }
+
+ private:
+  void Adopt(const GroupPlan& group);
+  void TakeDue();
+  bool HasSelf(const GroupPlan& group) const;
+
+  const NodeId self_;
+  Step step_;
+  std::optional<GroupPlan> current_;
+  std::map<GroupGeneration, GroupPlan> due_;  // later generations of the current group
+  std::optional<GroupPlan> next_group_;       // the group to move to when the current one is left
+  std::optional<Step> leaves_at_;
+  std::map<uint64_t, Step> holds_;  // by change: first step that may not begin
+};
+
+}  // namespace paceline

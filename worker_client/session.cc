@@ -1,0 +1,523 @@
+#include "worker_client/session.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "common/base/check.h"
+#include "common/base/status.h"
+#include "common/runtime/clock.h"
+#include "common/runtime/log.h"
+#include "worker_client/session_impl.h"
+
+namespace paceline {
+namespace {
+
+constexpr Ticks kJoinPause = Milliseconds(100);
+constexpr Ticks kJoinTimeout = Seconds(5);
+constexpr Ticks kLeaveTimeout = Seconds(10);
+
+Ticks Now() { return Clock::Real().Now(); }
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Session>> Session::Connect(const SessionOptions& options,
+                                                          std::unique_ptr<ControlClient> control,
+                                                          std::unique_ptr<Transport> transport) {
+  PACELINE_RETURN_IF_ERROR(Validate(options.job));
+  if (options.worker_name.empty()) {
+    return absl::InvalidArgumentError("worker_name is empty; give each worker a stable name");
+  }
+  auto session = std::make_unique<SessionImpl>(options, std::move(control), std::move(transport));
+  PACELINE_RETURN_IF_ERROR(session->Start());
+  return session;
+}
+
+SessionImpl::SessionImpl(const SessionOptions& options, std::unique_ptr<ControlClient> control,
+                         std::unique_ptr<Transport> transport)
+    : options_(options), control_(std::move(control)), transport_(std::move(transport)) {}
+
+SessionImpl::~SessionImpl() {
+  {
+    MutexLock lock(&mutex_);
+    Fail(absl::CancelledError("the session was closed"));
+    closing_ = true;
+    control_wake_.SignalAll();
+    timer_wake_.SignalAll();
+  }
+  if (control_thread_.joinable()) control_thread_.join();
+  if (timer_thread_.joinable()) timer_thread_.join();
+  if (joined_.self.node != NodeId()) control_->StopWatch();
+  if (links_ != nullptr) links_->Shutdown(absl::CancelledError("the session was closed"));
+  links_.reset();
+}
+
+// ---- Joining ------------------------------------------------------------------------------------
+
+absl::Status SessionImpl::Start() {
+  const Ticks deadline = Now() + options_.start_deadline;
+  PACELINE_RETURN_IF_ERROR(JoinJob(deadline));
+  const PeerIdentity self{joined_.job, joined_.self.node, joined_.self.incarnation,
+                          PeerRole::kWorker};
+  links_ =
+      std::make_unique<OwnerLinks>(transport_.get(), self, joined_.key, options_.worker_name, this);
+  {
+    MutexLock lock(&mutex_);
+    group_.emplace(joined_.self.node);
+    step_began_ = reported_at_ = Now();
+  }
+  OpenWatch();
+  control_thread_ = std::thread([this] { RunControl(); });
+  timer_thread_ = std::thread([this] { RunTimer(); });
+  return WaitFormed(deadline);
+}
+
+absl::Status SessionImpl::JoinJob(Ticks deadline) {
+  JoinRequest request;
+  request.role = Role::kWorker;
+  request.name = options_.worker_name;
+  request.host = options_.host;
+  request.labels = options_.labels;
+  request.job = options_.job;
+  request.index = options_.index;
+  bool said = false;
+  while (true) {
+    auto reply = control_->Join(request, kJoinTimeout);
+    if (reply.ok()) {
+      joined_ = *reply;
+      return absl::OkStatus();
+    }
+    const bool again =
+        absl::IsUnavailable(reply.status()) || absl::IsDeadlineExceeded(reply.status());
+    if (!again || Now() + kJoinPause > deadline) {
+      return Annotate(reply.status(),
+                      absl::StrCat("worker '", options_.worker_name, "' cannot join job '",
+                                   options_.job.name, "' at ", control_->Peer()));
+    }
+    if (!std::exchange(said, true)) {
+      LogInfo("worker", options_.worker_name, ": waiting for the scheduler at ", control_->Peer());
+    }
+    MutexLock lock(&mutex_);
+    changed_.WaitFor(&mutex_, kJoinPause);
+  }
+}
+
+absl::Status SessionImpl::WaitFormed(Ticks deadline) {
+  MutexLock lock(&mutex_);
+  while (failed_.ok() && !(have_plan_ && group_->in_group())) {
+    const Ticks now = Now();
+    if (now >= deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("worker '", options_.worker_name, "' waited for job '", options_.job.name,
+                       "' to form (", options_.job.workers, " workers expected): ",
+                       have_plan_ ? plan_.reason : std::string("no plan came from the scheduler")));
+    }
+    changed_.WaitFor(&mutex_, deadline - now);
+  }
+  return failed_;
+}
+
+// ---- Tensors ------------------------------------------------------------------------------------
+
+absl::Status SessionImpl::SetOptimizer(const NamedSpec& optimizer) {
+  PACELINE_RETURN_IF_ERROR(CallScheduler(SetOptimizerRequest{optimizer}).status());
+  MutexLock lock(&mutex_);
+  plan_.spec.optimizer = optimizer;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<TensorId> SessionImpl::RegisterTensor(const TensorSpec& spec) {
+  PACELINE_RETURN_IF_ERROR(Validate(spec));
+  if (spec.dtype != DType::kF32) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tensor '", spec.name, "': dtype ", Absl(Name(spec.dtype)), " is not supported; use f32"));
+  }
+  MutexLock lock(&mutex_);
+  for (uint32_t i = 0; i < tensors_.size(); ++i) {
+    if (tensors_[i].spec.name != spec.name) continue;
+    if (tensors_[i].spec == spec) return TensorId(i);
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor '", spec.name, "' is ", ToString(tensors_[i].spec), ", not ",
+                     ToString(spec), "; a tensor keeps its shape and dtype within a job"));
+  }
+  Tensor tensor;
+  tensor.spec = spec;
+  tensors_.push_back(std::move(tensor));
+  return TensorId(tensors_.size() - 1);
+}
+
+absl::Status SessionImpl::Init(TensorId handle, std::span<const float> values) {
+  MutexLock lock(&mutex_);
+  if (handle.value() >= tensors_.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Init: tensor ", handle.value(), " was never registered"));
+  }
+  Tensor& tensor = tensors_[handle.value()];
+  if (values.size() != tensor.spec.elements()) {
+    return absl::InvalidArgumentError(absl::StrCat("Init: tensor '", tensor.spec.name, "' has ",
+                                                   tensor.spec.elements(), " elements, got ",
+                                                   values.size()));
+  }
+  if (tensor.ready) return absl::OkStatus();
+  tensor.initial.assign(values.begin(), values.end());
+  tensor.has_initial = true;
+  return absl::OkStatus();
+}
+
+absl::Status SessionImpl::WaitReady() {
+  std::vector<uint32_t> batch;
+  bool first = false;
+  {
+    MutexLock lock(&mutex_);
+    while (preparing_) changed_.Wait(&mutex_);
+    if (!failed_.ok()) return failed_;
+    for (uint32_t i = 0; i < tensors_.size(); ++i) {
+      if (!tensors_[i].ready) batch.push_back(i);
+    }
+    if (batch.empty()) return absl::OkStatus();
+    preparing_ = true;
+    first = !started_;
+  }
+  absl::Status status = RegisterBatch(batch);
+  if (status.ok()) status = AwaitSealed(batch);
+  if (status.ok()) status = StartRound(batch);
+  // A member's first step only fetches weights: a joiner takes part in it with nothing.
+  if (status.ok() && first) status = AdvanceStep();
+  MutexLock lock(&mutex_);
+  if (status.ok()) started_ = true;
+  preparing_ = false;
+  changed_.SignalAll();
+  return status;
+}
+
+absl::Status SessionImpl::RegisterBatch(const std::vector<uint32_t>& batch) {
+  RegisterTensorsRequest request;
+  {
+    MutexLock lock(&mutex_);
+    for (uint32_t i : batch) request.tensors.push_back(tensors_[i].spec);
+  }
+  PACELINE_ASSIGN_OR_RETURN(NodeReply reply, CallScheduler(request));
+  const auto* placed = std::get_if<RegisterTensorsReply>(&reply);
+  if (placed == nullptr || placed->ids.size() != batch.size()) {
+    return absl::InternalError("the scheduler answered RegisterTensors oddly");
+  }
+  MutexLock lock(&mutex_);
+  const Ticks deadline = Deadline();
+  while (failed_.ok() && plan_.generation < placed->generation) {
+    if (Now() >= deadline) {
+      return absl::DeadlineExceededError(absl::StrCat("worker '", options_.worker_name,
+                                                      "' waited for the placement of ",
+                                                      batch.size(), " tensors"));
+    }
+    changed_.WaitFor(&mutex_, deadline - Now());
+  }
+  if (!failed_.ok()) return failed_;
+  for (size_t k = 0; k < batch.size(); ++k) {
+    Tensor& tensor = tensors_[batch[k]];
+    tensor.id = placed->ids[k];
+    PACELINE_ASSIGN_OR_RETURN(tensor.chunks, Partition(plan_, *tensor.id));
+    tensor.bases.assign(tensor.chunks.size(), Version());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SessionImpl::AwaitSealed(const std::vector<uint32_t>& batch) {
+  const Ticks deadline = Now() + options_.start_deadline;
+  bool written = false;
+  while (true) {
+    {
+      MutexLock lock(&mutex_);
+      if (!failed_.ok()) return failed_;
+      const auto open = std::find_if(batch.begin(), batch.end(), [this](uint32_t i) {
+        const TensorPlan* placed = FindTensor(plan_, *tensors_[i].id);
+        return placed == nullptr || !placed->sealed;
+      });
+      if (open == batch.end()) return absl::OkStatus();
+      const bool writer = plan_.init_writer == joined_.self.node;
+      if (!writer || written) {
+        if (Now() >= deadline) {
+          return absl::DeadlineExceededError(
+              absl::StrCat("worker '", options_.worker_name, "' waited for the initial values of '",
+                           tensors_[*open].spec.name, "' from node ", plan_.init_writer.value()));
+        }
+        changed_.WaitFor(&mutex_, deadline - Now());
+        continue;
+      }
+    }
+    PACELINE_RETURN_IF_ERROR(WriteInitial(batch));
+    written = true;
+  }
+}
+
+absl::Status SessionImpl::WriteInitial(const std::vector<uint32_t>& batch) {
+  std::vector<uint64_t> operations;
+  InitDoneRequest done;
+  for (uint32_t i : batch) {
+    OpRequest request{FrameKind::kInit, i, {}, {}, {}};
+    {
+      MutexLock lock(&mutex_);
+      const Tensor& tensor = tensors_[i];
+      if (!tensor.has_initial) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("tensor '", tensor.spec.name,
+                         "' was given no initial values; call Init on every worker"));
+      }
+      request.values = tensor.initial;
+      done.tensors.push_back(*tensor.id);
+    }
+    PACELINE_ASSIGN_OR_RETURN(uint64_t id, Issue(request));
+    operations.push_back(id);
+  }
+  for (uint64_t id : operations) PACELINE_RETURN_IF_ERROR(WaitFor(id).status());
+  return CallScheduler(done).status();
+}
+
+absl::Status SessionImpl::StartRound(const std::vector<uint32_t>& batch) {
+  // Every member of the group gets the same weights and base from one round without gradients.
+  std::vector<uint64_t> operations;
+  for (uint32_t i : batch) {
+    OpRequest request{FrameKind::kPushPull, i, {}, {}, {}};
+    request.options.samples = Samples(0);
+    {
+      MutexLock lock(&mutex_);
+      tensors_[i].start.assign(tensors_[i].spec.elements(), 0.0f);
+      request.out = tensors_[i].start;
+    }
+    PACELINE_ASSIGN_OR_RETURN(uint64_t id, Issue(request));
+    operations.push_back(id);
+  }
+  for (uint64_t id : operations) PACELINE_RETURN_IF_ERROR(WaitFor(id).status());
+  MutexLock lock(&mutex_);
+  for (uint32_t i : batch) {
+    tensors_[i].ready = true;
+    tensors_[i].initial = {};
+  }
+  return absl::OkStatus();
+}
+
+// ---- Operations ---------------------------------------------------------------------------------
+
+absl::StatusOr<Operation> SessionImpl::PushPull(TensorId tensor, std::span<const float> gradient,
+                                                std::span<float> weights,
+                                                const OperationOptions& options) {
+  PACELINE_RETURN_IF_ERROR(WaitReady());
+  PACELINE_ASSIGN_OR_RETURN(
+      uint64_t id, Issue({FrameKind::kPushPull, tensor.value(), gradient, weights, options}));
+  return Operation(id);
+}
+
+absl::StatusOr<Operation> SessionImpl::Push(TensorId tensor, std::span<const float> gradient,
+                                            const OperationOptions& options) {
+  PACELINE_RETURN_IF_ERROR(WaitReady());
+  PACELINE_ASSIGN_OR_RETURN(uint64_t id,
+                            Issue({FrameKind::kPush, tensor.value(), gradient, {}, options}));
+  return Operation(id);
+}
+
+absl::StatusOr<Operation> SessionImpl::Reduce(TensorId tensor, std::span<const float> values,
+                                              std::span<float> sum,
+                                              const OperationOptions& options) {
+  PACELINE_RETURN_IF_ERROR(WaitReady());
+  PACELINE_ASSIGN_OR_RETURN(uint64_t id,
+                            Issue({FrameKind::kReduce, tensor.value(), values, sum, options}));
+  return Operation(id);
+}
+
+absl::StatusOr<Operation> SessionImpl::Pull(TensorId tensor, std::span<float> weights,
+                                            const OperationOptions& options) {
+  PACELINE_RETURN_IF_ERROR(WaitReady());
+  uint64_t from_start = 0;
+  OperationResult result;
+  {
+    MutexLock lock(&mutex_);
+    OpRequest request{FrameKind::kPull, tensor.value(), {}, weights, options};
+    PACELINE_RETURN_IF_ERROR(CheckTensor(request));
+    Tensor& held = tensors_[tensor.value()];
+    if (held.start.size() == weights.size() && !weights.empty()) {
+      std::copy(held.start.begin(), held.start.end(), weights.begin());
+      held.start = {};
+      auto pending = std::make_shared<Pending>();
+      pending->kind = FrameKind::kPull;
+      pending->done = true;
+      pending->result.versions = pending->result.bases = held.bases;
+      for (const Version& version : held.bases) {
+        pending->result.version = std::max(pending->result.version, version);
+      }
+      pending->result.base = pending->result.version;
+      result = pending->result;
+      from_start = next_operation_++;
+      if (!options.done) pending_.emplace(from_start, std::move(pending));
+    }
+  }
+  if (from_start != 0) {
+    if (options.done) options.done(result);
+    return Operation(from_start);
+  }
+  PACELINE_ASSIGN_OR_RETURN(uint64_t id,
+                            Issue({FrameKind::kPull, tensor.value(), {}, weights, options}));
+  return Operation(id);
+}
+
+// ---- Steps --------------------------------------------------------------------------------------
+
+absl::Status SessionImpl::SendBoundary(Step first, Step last, bool wait) {
+  std::vector<std::shared_ptr<ChunkOp>> ops;
+  uint64_t id = 0;
+  {
+    MutexLock lock(&mutex_);
+    if (!failed_.ok()) return failed_;
+    std::set<NodeId> owners;
+    for (const Tensor& tensor : tensors_) {
+      for (const PlacedChunk& chunk : tensor.chunks) owners.insert(chunk.owner);
+    }
+    if (owners.empty()) return absl::OkStatus();
+    auto pending = std::make_shared<Pending>();
+    id = next_operation_++;
+    pending->kind = FrameKind::kBoundary;
+    pending->deadline = Deadline();
+    pending->internal = !wait;
+    for (NodeId owner : owners) {
+      auto op = std::make_shared<ChunkOp>();
+      op->owner = owner;
+      op->header = BaseHeader();
+      op->header.kind = FrameKind::kBoundary;
+      op->header.step = first;
+      op->header.origin_step = last;
+      op->tag = id;
+      ops.push_back(op);
+    }
+    pending->ops = ops;
+    pending->remaining = ops.size();
+    pending_.emplace(id, std::move(pending));
+  }
+  for (auto& op : ops) links_->Issue(op);
+  return wait ? WaitFor(id).status() : absl::OkStatus();
+}
+
+void SessionImpl::AccountStep() {
+  uint64_t drawn = 0;
+  for (const SampleRange& range : in_hand_) drawn += range.end - range.begin;
+  // Samples that were drawn for this step and not pushed in it reach no update any more.
+  if (drawn > used_this_step_) counters_.discarded += Samples(drawn - used_this_step_);
+  in_hand_.clear();
+  used_this_step_ = 0;
+  for (Tensor& tensor : tensors_) tensor.next_ordinal = Ordinal();
+  const Ticks now = Now();
+  step_times_us_.push_back((now - step_began_).value() / 1000);
+  if (step_times_us_.size() > 32) step_times_us_.pop_front();
+  step_began_ = now;
+}
+
+absl::Status SessionImpl::AdvanceStep() {
+  Step now;
+  {
+    MutexLock lock(&mutex_);
+    if (!failed_.ok()) return failed_;
+    now = group_->step();
+  }
+  PACELINE_RETURN_IF_ERROR(SendBoundary(now, now, false));
+  MutexLock lock(&mutex_);
+  const Ticks deadline = Deadline();
+  while (failed_.ok() && !group_->MayAdvance()) {
+    if (Now() >= deadline) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          "worker '", options_.worker_name, "' waited before step ", group_->step().value() + 1,
+          " for a change of its group to be decided by ", control_->Peer()));
+    }
+    changed_.WaitFor(&mutex_, deadline - Now());
+  }
+  if (!failed_.ok()) return failed_;
+  AccountStep();
+  group_->Advance();
+  return absl::OkStatus();
+}
+
+absl::Status SessionImpl::AtStepBoundary() {
+  PACELINE_RETURN_IF_ERROR(WaitReady());
+  return AdvanceStep();
+}
+
+absl::Status SessionImpl::Barrier(const std::string& name) {
+  return CallScheduler(BarrierRequest{name}).status();
+}
+
+absl::StatusOr<std::string> SessionImpl::Checkpoint(const std::string& directory) {
+  PACELINE_ASSIGN_OR_RETURN(NodeReply reply, CallScheduler(CheckpointRequest{directory}));
+  const auto* written = std::get_if<CheckpointReply>(&reply);
+  if (written == nullptr) return absl::InternalError("the scheduler answered Checkpoint oddly");
+  return written->path;
+}
+
+// ---- Leaving ------------------------------------------------------------------------------------
+
+absl::Status SessionImpl::PassOn(Step agreed_from) {
+  const Step now = step();
+  if (agreed_from <= now) return absl::OkStatus();
+  return SendBoundary(now, agreed_from - Step(1), true);
+}
+
+absl::Status SessionImpl::Leave(const std::string& reason) {
+  LeaveRequest request;
+  {
+    MutexLock lock(&mutex_);
+    if (left_) return absl::OkStatus();
+    if (!failed_.ok()) return failed_;
+    ReturnSamplesRequest unused{lease_ ? lease_->TakeAll() : std::vector<SampleRange>()};
+    unused.ranges.insert(unused.ranges.end(), in_hand_.begin(), in_hand_.end());
+    in_hand_.clear();
+    for (const SampleRange& range : unused.ranges) {
+      counters_.returned += Samples(range.end - range.begin);
+    }
+    if (!unused.ranges.empty()) outbox_.push_back(std::move(unused));
+  }
+  SendQueued();
+  request.reason = reason;
+  request.last = MakeReport();
+  const Ticks deadline = Now() + kLeaveTimeout;
+  PACELINE_RETURN_IF_ERROR(control_->Call(joined_.self, request, kLeaveTimeout).status());
+  std::optional<Step> from;
+  {
+    MutexLock lock(&mutex_);
+    // Alone in its group nobody waits for it; else the commit says from which step on it is gone.
+    const bool alone = group_->current().members.size() <= 1;
+    while (failed_.ok() && !alone && !group_->leaves_at() && Now() < deadline) {
+      changed_.WaitFor(&mutex_, deadline - Now());
+    }
+    from = group_->leaves_at();
+  }
+  if (from) PACELINE_RETURN_IF_ERROR(PassOn(*from));
+  MutexLock lock(&mutex_);
+  left_ = true;
+  control_wake_.Signal();
+  return absl::OkStatus();
+}
+
+Step SessionImpl::step() const {
+  MutexLock lock(&mutex_);
+  return group_->step();
+}
+
+JobSpec SessionImpl::spec() const {
+  MutexLock lock(&mutex_);
+  return plan_.spec;
+}
+
+uint32_t SessionImpl::group_size() const {
+  MutexLock lock(&mutex_);
+  return group_->current().members.size();
+}
+
+GroupId SessionImpl::group() const {
+  MutexLock lock(&mutex_);
+  return group_->current().id;
+}
+
+SessionCounters SessionImpl::counters() const {
+  MutexLock lock(&mutex_);
+  SessionCounters counters = counters_;
+  counters.bytes_in = links_->bytes_in();
+  counters.bytes_out = links_->bytes_out();
+  return counters;
+}
+
+}  // namespace paceline

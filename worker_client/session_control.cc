@@ -1,0 +1,293 @@
+#include <algorithm>
+#include <utility>
+
+#include "common/base/status.h"
+#include "common/runtime/clock.h"
+#include "common/runtime/log.h"
+#include "worker_client/session_impl.h"
+
+namespace paceline {
+namespace {
+
+constexpr Ticks kReportInterval = Milliseconds(500);
+constexpr Ticks kControlTimeout = Seconds(5);
+constexpr uint32_t kBatchesAhead = 16;
+constexpr Ticks kNoSamplesPause = Milliseconds(10);
+
+Ticks Now() { return Clock::Real().Now(); }
+
+}  // namespace
+
+Ticks SessionImpl::Deadline() const { return Now() + options_.deadline; }
+
+absl::StatusOr<NodeReply> SessionImpl::CallScheduler(const NodeRequest& request) {
+  return control_->Call(joined_.self, request, options_.deadline);
+}
+
+void SessionImpl::Fail(absl::Status status) {
+  if (failed_.ok()) failed_ = std::move(status);
+  changed_.SignalAll();
+  timer_wake_.Signal();
+}
+
+// ---- Directives: on the watch thread, never blocking --------------------------------------------
+
+void SessionImpl::OnDirective(const Directive& directive) {
+  MutexLock lock(&mutex_);
+  if (closing_) return;
+  std::visit([this](const auto& body) NO_THREAD_SAFETY_ANALYSIS { Apply(body); }, directive.body);
+  changed_.SignalAll();
+}
+
+void SessionImpl::Apply(const PlanDirective& directive) {
+  if (directive.plan.job != joined_.job) return;
+  if (have_plan_ && directive.plan.generation < plan_.generation) return;
+  plan_ = directive.plan;
+  have_plan_ = true;
+  group_->OnPlan(plan_);
+  links_->SetOwners(plan_.servers);
+  if (plan_.state == JobState::kStopped) {
+    Fail(absl::AbortedError(
+        absl::StrCat("job '", plan_.spec.name, "' was stopped: ", plan_.reason)));
+  }
+}
+
+void SessionImpl::Apply(const PrepareDirective& directive) {
+  AckRequest ack;
+  ack.id = directive.change;
+  ack.step = group_->OnPrepare(directive);
+  outbox_.push_back(ack);
+  control_wake_.Signal();
+}
+
+void SessionImpl::Apply(const CommitDirective& directive) {
+  group_->OnCommit(directive);
+  for (const GroupPlan& group : directive.groups) {
+    auto it = std::find_if(plan_.groups.begin(), plan_.groups.end(),
+                           [&](const GroupPlan& known) { return known.id == group.id; });
+    if (it == plan_.groups.end()) {
+      plan_.groups.push_back(group);
+    } else {
+      *it = group;
+    }
+  }
+}
+
+void SessionImpl::Apply(const AbortDirective& directive) { group_->OnAbort(directive.change); }
+
+void SessionImpl::Apply(const FenceDirective& directive) {
+  if (directive.dead == joined_.self) {
+    Fail(absl::FailedPreconditionError(
+        absl::StrCat("this worker was declared dead: ", directive.reason)));
+    return;
+  }
+  group_->OnFence(directive);
+}
+
+void SessionImpl::Apply(const SealedDirective& directive) {
+  for (TensorPlan& tensor : plan_.tensors) {
+    if (std::find(directive.tensors.begin(), directive.tensors.end(), tensor.id) !=
+        directive.tensors.end()) {
+      tensor.sealed = true;
+    }
+  }
+}
+
+void SessionImpl::Apply(const RecallSamplesDirective&) {
+  if (!lease_) return;
+  ReturnSamplesRequest unused{lease_->TakeAll()};
+  if (unused.ranges.empty()) return;
+  for (const SampleRange& range : unused.ranges) {
+    counters_.returned += Samples(range.end - range.begin);
+  }
+  outbox_.push_back(std::move(unused));
+  control_wake_.Signal();
+}
+
+void SessionImpl::Apply(const EndJobDirective& directive) {
+  if (directive.job != joined_.job || left_) return;
+  Fail(absl::AbortedError(absl::StrCat("job '", options_.job.name, "' ended: ", directive.reason)));
+}
+
+// ---- Heartbeats, reports, acks ------------------------------------------------------------------
+
+void SessionImpl::OpenWatch() {
+  control_->Watch(
+      joined_.self, [this](Directive directive) { OnDirective(directive); },
+      [this](absl::Status cause) {
+        MutexLock lock(&mutex_);
+        if (closing_ || left_) return;
+        LogWarning("worker", options_.worker_name, ": watch stream of ", control_->Peer(),
+                   " ended: ", std::string(cause.message()));
+        watch_lost_ = true;
+        control_wake_.Signal();
+      });
+}
+
+void SessionImpl::SendQueued() {
+  while (true) {
+    NodeRequest request;
+    {
+      MutexLock lock(&mutex_);
+      if (outbox_.empty()) return;
+      request = outbox_.front();
+    }
+    const absl::Status status = control_->Call(joined_.self, request, kControlTimeout).status();
+    if (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status)) return;  // again later
+    if (!status.ok()) {
+      LogWarning("worker", options_.worker_name,
+                 ": the scheduler refused a report: ", std::string(status.message()));
+    }
+    MutexLock lock(&mutex_);
+    outbox_.pop_front();
+  }
+}
+
+void SessionImpl::RunControl() {
+  const Ticks heartbeat = Milliseconds(joined_.heartbeat_interval_ms);
+  Ticks next_heartbeat = Now() + heartbeat;
+  while (true) {
+    bool reopen = false;
+    {
+      MutexLock lock(&mutex_);
+      if (closing_) return;
+      if (outbox_.empty() && !report_now_) {
+        const Ticks now = Now();
+        if (next_heartbeat > now) control_wake_.WaitFor(&mutex_, next_heartbeat - now);
+      }
+      if (closing_) return;
+      reopen = std::exchange(watch_lost_, false);
+      report_now_ = report_now_ || Now() >= reported_at_ + kReportInterval;
+    }
+    if (reopen) {
+      control_->StopWatch();
+      OpenWatch();
+    }
+    SendQueued();
+    bool report = false;
+    {
+      MutexLock lock(&mutex_);
+      report = std::exchange(report_now_, false) && !left_;
+    }
+    absl::Status status;
+    if (report) {
+      status = control_->Call(joined_.self, MakeReport(), kControlTimeout).status();
+    } else if (Now() >= next_heartbeat) {
+      status = control_->Call(joined_.self, Heartbeat{}, kControlTimeout).status();
+    } else {
+      continue;
+    }
+    next_heartbeat = Now() + heartbeat;
+    if (absl::IsFailedPrecondition(status)) {
+      MutexLock lock(&mutex_);
+      if (!left_) Fail(status);
+    }
+  }
+}
+
+WorkerReport SessionImpl::MakeReport() {
+  WorkerReport report;
+  report.links = links_->Transports();
+  report.bytes_in = Bytes(links_->bytes_in());
+  report.bytes_out = Bytes(links_->bytes_out());
+  MutexLock lock(&mutex_);
+  const Ticks now = Now();
+  report.step = group_->step();
+  report.epoch = epoch_;
+  if (!step_times_us_.empty()) {
+    std::vector<uint32_t> times(step_times_us_.begin(), step_times_us_.end());
+    std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
+    report.step_time_us = times[times.size() / 2];
+  }
+  const int64_t window = (now - reported_at_).value();
+  if (window > 0) {
+    report.wait_permille = std::min<int64_t>(1000, waited_.value() * 1000 / window);
+  }
+  waited_ = Ticks();
+  reported_at_ = now;
+  report.drawn = counters_.drawn;
+  report.applied = counters_.applied;
+  report.discarded = counters_.discarded;
+  report.returned = counters_.returned;
+  for (const auto& [name, metric] : metrics_) report.metrics.push_back(metric);
+  return report;
+}
+
+void SessionImpl::ReportProgress(const std::map<std::string, double>& metrics) {
+  MutexLock lock(&mutex_);
+  for (const auto& [name, value] : metrics) {
+    metrics_[name] = Metric{name, value, group_ ? group_->step() : Step()};
+  }
+}
+
+// ---- Samples ------------------------------------------------------------------------------------
+
+absl::Status SessionImpl::Refill(uint32_t count) {
+  DrawSamplesRequest request;
+  {
+    MutexLock lock(&mutex_);
+    const bool deterministic = plan_.spec.deterministic;
+    request.wanted = Samples(std::min<uint64_t>(
+        deterministic ? count : uint64_t{count} * kBatchesAhead, options_.max_lease_samples));
+    // Step 0 of a group is its start step, which draws nothing.
+    request.step = group_->step() - Step(1);
+  }
+  PACELINE_ASSIGN_OR_RETURN(NodeReply reply, CallScheduler(request));
+  const auto* drawn = std::get_if<DrawSamplesReply>(&reply);
+  if (drawn == nullptr) return absl::InternalError("the scheduler answered DrawSamples oddly");
+  MutexLock lock(&mutex_);
+  for (const SampleRange& range : drawn->ranges) {
+    if (range.end < range.begin || range.end > plan_.spec.sample_count) {
+      return absl::InternalError(absl::StrCat("the scheduler leased samples ", range.begin, "..",
+                                              range.end, " of ", plan_.spec.sample_count));
+    }
+    counters_.drawn += Samples(range.end - range.begin);
+  }
+  lease_->Add(drawn->ranges);
+  samples_finished_ = drawn->finished;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SampleBatch> SessionImpl::DrawSamples(uint32_t count) {
+  if (count == 0) return absl::InvalidArgumentError("DrawSamples: count is 0; ask for at least 1");
+  PACELINE_RETURN_IF_ERROR(WaitReady());
+  const Ticks deadline = Deadline();
+  while (true) {
+    bool refill = false;
+    {
+      MutexLock lock(&mutex_);
+      if (!failed_.ok()) return failed_;
+      if (plan_.spec.sample_count == 0) {
+        return absl::FailedPreconditionError(
+            "DrawSamples: the job has no training set; set job.sample_count");
+      }
+      if (!lease_) lease_.emplace(plan_.spec.seed, plan_.spec.sample_count);
+      const bool deterministic = plan_.spec.deterministic;
+      refill = deterministic || lease_->available() == 0;
+      if (refill && samples_finished_ && lease_->available() == 0) {
+        return SampleBatch{epoch_, {}, true};
+      }
+    }
+    if (refill) PACELINE_RETURN_IF_ERROR(Refill(count));
+    MutexLock lock(&mutex_);
+    SampleLease::Batch batch = lease_->Take(count);
+    const bool finished = batch.indices.empty() && samples_finished_;
+    if (!batch.indices.empty()) {
+      epoch_ = batch.epoch;
+      in_hand_.insert(in_hand_.end(), batch.ranges.begin(), batch.ranges.end());
+    }
+    // A member with an empty part still takes part in its group's step.
+    if (!batch.indices.empty() || finished || plan_.spec.deterministic ||
+        group_->current().members.size() > 1) {
+      return SampleBatch{epoch_, std::move(batch.indices), finished};
+    }
+    // All that is left is leased to others, who may return it.
+    if (Now() > deadline) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          "worker '", options_.worker_name, "' waited for samples from ", control_->Peer()));
+    }
+    changed_.WaitFor(&mutex_, kNoSamplesPause);
+  }
+}
+
+}  // namespace paceline

@@ -1,0 +1,200 @@
+// The session behind session.h. Split over session.cc (joining, tensors, steps), session_ops.cc
+// (operations) and session_control.cc (directives, heartbeats, samples).
+//
+// Threads: the caller's; the control client's watch thread (directives); `control_thread_`
+// (heartbeats, reports, acks: calls that block on the scheduler); `timer_thread_` (retries and
+// deadlines); I/O threads (outcomes). One mutex guards the state; no call to the scheduler and no
+// OwnerLinks::Issue is made with it held.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/runtime/mutex.h"
+#include "plan/messages.h"
+#include "worker_client/group_tracker.h"
+#include "worker_client/owner_links.h"
+#include "worker_client/partitioner.h"
+#include "worker_client/sample_lease.h"
+#include "worker_client/session.h"
+
+namespace paceline {
+
+class SessionImpl final : public Session, public OwnerLinks::Listener {
+ public:
+  SessionImpl(const SessionOptions& options, std::unique_ptr<ControlClient> control,
+              std::unique_ptr<Transport> transport);
+  ~SessionImpl() override;
+
+  absl::Status Start();
+
+  absl::Status SetOptimizer(const NamedSpec& optimizer) override;
+  absl::StatusOr<TensorId> RegisterTensor(const TensorSpec& spec) override;
+  absl::Status Init(TensorId tensor, std::span<const float> values) override;
+  absl::Status WaitReady() override;
+  absl::StatusOr<Operation> PushPull(TensorId tensor, std::span<const float> gradient,
+                                     std::span<float> weights,
+                                     const OperationOptions& options) override;
+  absl::StatusOr<Operation> Push(TensorId tensor, std::span<const float> gradient,
+                                 const OperationOptions& options) override;
+  absl::StatusOr<Operation> Reduce(TensorId tensor, std::span<const float> values,
+                                   std::span<float> sum, const OperationOptions& options) override;
+  absl::StatusOr<Operation> Pull(TensorId tensor, std::span<float> weights,
+                                 const OperationOptions& options) override;
+  absl::StatusOr<OperationResult> Wait(Operation operation) override;
+  absl::Status WaitAll() override;
+  absl::Status AtStepBoundary() override;
+  absl::Status Barrier(const std::string& name) override;
+  absl::StatusOr<SampleBatch> DrawSamples(uint32_t count) override;
+  absl::StatusOr<TensorState> ReadState(TensorId tensor) override;
+  absl::Status WriteState(TensorId tensor, const TensorState& state) override;
+  absl::StatusOr<std::string> Checkpoint(const std::string& directory) override;
+  void ReportProgress(const std::map<std::string, double>& metrics) override;
+  absl::Status Leave(const std::string& reason) override;
+
+  JobId job() const override { return joined_.job; }
+  JobRank rank() const override { return joined_.rank; }
+  NodeId node() const override { return joined_.self.node; }
+  Step step() const override;
+  JobSpec spec() const override;
+  uint32_t group_size() const override;
+  GroupId group() const override;
+  SessionCounters counters() const override;
+
+ private:
+  // A tensor as this session registered it; its handle is the index in tensors_.
+  struct Tensor {
+    TensorSpec spec;
+    std::vector<float> initial;  // until it is sealed
+    bool has_initial = false;
+    std::optional<TensorId> id;  // the scheduler's
+    bool ready = false;
+    std::vector<PlacedChunk> chunks;
+    std::vector<Version> bases;  // of the weights this worker holds, per chunk
+    Ordinal next_ordinal;        // within the step
+    std::vector<float> start;    // weights of the start round, until the first Pull takes them
+  };
+
+  struct Pending {
+    FrameKind kind = FrameKind::kHeartbeat;
+    uint32_t tensor = 0;  // handle; meaningless for Boundary
+    Samples samples;
+    std::vector<std::shared_ptr<ChunkOp>> ops;
+    uint32_t remaining = 0;
+    OperationResult result;
+    absl::Status status;
+    Ticks deadline;
+    bool done = false;
+    bool internal = false;  // nobody waits for it
+    std::function<void(const absl::StatusOr<OperationResult>&)> callback;
+  };
+
+  struct Retry {
+    Ticks due;
+    std::shared_ptr<ChunkOp> op;
+  };
+
+  // session.cc
+  absl::Status JoinJob(Ticks deadline);
+  absl::Status WaitFormed(Ticks deadline);
+  absl::Status RegisterBatch(const std::vector<uint32_t>& batch);
+  absl::Status AwaitSealed(const std::vector<uint32_t>& batch);
+  absl::Status WriteInitial(const std::vector<uint32_t>& batch);
+  absl::Status StartRound(const std::vector<uint32_t>& batch);
+  absl::Status AdvanceStep() EXCLUDES(mutex_);
+  void AccountStep() REQUIRES(mutex_);
+  absl::Status SendBoundary(Step first, Step last, bool wait);
+  absl::Status PassOn(Step agreed_from);
+
+  // session_ops.cc
+  struct OpRequest {
+    FrameKind kind;
+    uint32_t tensor;
+    std::span<const float> values;
+    std::span<float> out;
+    OperationOptions options;
+    bool collect = false;
+  };
+  absl::StatusOr<uint64_t> Issue(const OpRequest& request);
+  absl::Status CheckTensor(const OpRequest& request) REQUIRES(mutex_);
+  std::shared_ptr<ChunkOp> MakeChunkOp(const OpRequest& request, const Tensor& tensor,
+                                       uint32_t index) REQUIRES(mutex_);
+  FrameHeader BaseHeader() const REQUIRES(mutex_);
+  void OnOutcome(const std::shared_ptr<ChunkOp>& op, const absl::Status& status) override;
+  // False when the operation is to be sent again.
+  bool Settle(Pending& pending, ChunkOp& op, const absl::Status& status) REQUIRES(mutex_);
+  absl::Status FromReply(const Pending& pending, const ChunkOp& op) REQUIRES(mutex_);
+  void CountSamples(const Pending& pending, const ChunkOp& op) REQUIRES(mutex_);
+  absl::StatusOr<OperationResult> WaitFor(uint64_t id);
+  std::string DescribeOp(const Pending& pending, const ChunkOp& op) const;
+  void RunTimer();
+
+  // session_control.cc
+  void OnDirective(const Directive& directive);
+  void Apply(const PlanDirective& directive) REQUIRES(mutex_);
+  void Apply(const PrepareDirective& directive) REQUIRES(mutex_);
+  void Apply(const CommitDirective& directive) REQUIRES(mutex_);
+  void Apply(const AbortDirective& directive) REQUIRES(mutex_);
+  void Apply(const FenceDirective& directive) REQUIRES(mutex_);
+  void Apply(const SealedDirective& directive) REQUIRES(mutex_);
+  void Apply(const CutDirective&) REQUIRES(mutex_) {}
+  void Apply(const RecallSamplesDirective& directive) REQUIRES(mutex_);
+  void Apply(const EndJobDirective& directive) REQUIRES(mutex_);
+  void RunControl();
+  void SendQueued() EXCLUDES(mutex_);
+  void OpenWatch();
+  WorkerReport MakeReport() EXCLUDES(mutex_);
+  absl::Status Refill(uint32_t count);
+  absl::StatusOr<NodeReply> CallScheduler(const NodeRequest& request);
+  void Fail(absl::Status status) REQUIRES(mutex_);
+  Ticks Deadline() const;
+
+  const SessionOptions options_;
+  const std::unique_ptr<ControlClient> control_;
+  const std::unique_ptr<Transport> transport_;
+  JoinReply joined_;  // constant after Start
+  std::unique_ptr<OwnerLinks> links_;
+
+  mutable Mutex mutex_;
+  CondVar changed_;  // any state below
+  CondVar control_wake_;
+  CondVar timer_wake_;
+  bool closing_ GUARDED_BY(mutex_) = false;
+  bool left_ GUARDED_BY(mutex_) = false;
+  absl::Status failed_ GUARDED_BY(mutex_);  // ends every operation and call
+  Plan plan_ GUARDED_BY(mutex_);
+  bool have_plan_ GUARDED_BY(mutex_) = false;
+  std::optional<GroupTracker> group_ GUARDED_BY(mutex_);
+  std::vector<Tensor> tensors_ GUARDED_BY(mutex_);
+  bool preparing_ GUARDED_BY(mutex_) = false;
+  bool started_ GUARDED_BY(mutex_) = false;  // the start step is over
+  uint64_t next_operation_ GUARDED_BY(mutex_) = 1;
+  std::map<uint64_t, std::shared_ptr<Pending>> pending_ GUARDED_BY(mutex_);
+  std::vector<Retry> retries_ GUARDED_BY(mutex_);
+
+  std::optional<SampleLease> lease_ GUARDED_BY(mutex_);
+  bool samples_finished_ GUARDED_BY(mutex_) = false;
+  std::vector<SampleRange> in_hand_ GUARDED_BY(mutex_);  // drawn in this step
+  uint64_t used_this_step_ GUARDED_BY(mutex_) = 0;       // samples of pushes with an outcome
+  SessionCounters counters_ GUARDED_BY(mutex_);
+
+  std::deque<NodeRequest> outbox_ GUARDED_BY(mutex_);  // acks and returned samples
+  bool watch_lost_ GUARDED_BY(mutex_) = false;
+  std::map<std::string, Metric> metrics_ GUARDED_BY(mutex_);
+  bool report_now_ GUARDED_BY(mutex_) = false;
+  std::deque<uint32_t> step_times_us_ GUARDED_BY(mutex_);  // newest 32
+  Ticks step_began_ GUARDED_BY(mutex_);
+  Ticks waited_ GUARDED_BY(mutex_);  // in Wait, since the last report
+  Ticks reported_at_ GUARDED_BY(mutex_);
+  Epoch epoch_ GUARDED_BY(mutex_);
+
+  std::thread control_thread_;
+  std::thread timer_thread_;
+};
+
+}  // namespace paceline

@@ -1,0 +1,337 @@
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "common/base/check.h"
+#include "common/base/status.h"
+#include "common/runtime/clock.h"
+#include "common/runtime/log.h"
+#include "worker_client/session_impl.h"
+
+namespace paceline {
+namespace {
+
+constexpr Ticks kRetryPause = Milliseconds(5);
+constexpr Ticks kDeadlineScan = Milliseconds(50);
+
+// A round is an operation of the whole group; it takes an ordinal and may carry samples.
+bool IsRound(FrameKind kind) {
+  return kind == FrameKind::kPushPull || kind == FrameKind::kPush || kind == FrameKind::kReduce;
+}
+
+bool IsPush(FrameKind kind) { return kind == FrameKind::kPushPull || kind == FrameKind::kPush; }
+
+}  // namespace
+
+FrameHeader SessionImpl::BaseHeader() const {
+  FrameHeader header;
+  header.job = joined_.job;
+  header.job_generation = plan_.generation;
+  header.group = group_->current().id;
+  header.group_generation = group_->current().generation;
+  header.step = group_->step();
+  header.origin_step = group_->step();
+  return header;
+}
+
+absl::Status SessionImpl::CheckTensor(const OpRequest& request) {
+  if (!failed_.ok()) return failed_;
+  if (request.tensor >= tensors_.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tensor ", request.tensor, " was never registered; call RegisterTensor first"));
+  }
+  const Tensor& tensor = tensors_[request.tensor];
+  const uint64_t elements = tensor.spec.elements();
+  const auto wrong_size = [&](std::string_view what, uint64_t size) {
+    return absl::InvalidArgumentError(absl::StrCat("tensor '", tensor.spec.name, "' has ", elements,
+                                                   " elements, ", Absl(what), " has ", size));
+  };
+  const bool carries = request.options.samples > Samples(0) || !IsRound(request.kind);
+  if (request.kind != FrameKind::kPull && carries && request.values.size() != elements &&
+      !request.collect && request.kind != FrameKind::kWriteState) {
+    return wrong_size("the gradient given", request.values.size());
+  }
+  if (!request.out.empty() && request.out.size() != elements) {
+    return wrong_size("the result buffer", request.out.size());
+  }
+  if (IsPush(request.kind) && request.options.samples > Samples(0) &&
+      plan_.spec.optimizer.name.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("push of tensor '", tensor.spec.name,
+                     "' before an optimizer was set; call SetOptimizer or set job.optimizer"));
+  }
+  return absl::OkStatus();
+}
+
+std::shared_ptr<ChunkOp> SessionImpl::MakeChunkOp(const OpRequest& request, const Tensor& tensor,
+                                                  uint32_t index) {
+  const PlacedChunk& chunk = tensor.chunks[index];
+  auto op = std::make_shared<ChunkOp>();
+  op->owner = chunk.owner;
+  op->index = index;
+  op->priority = request.options.priority;
+  op->collect = request.collect;
+  op->header = BaseHeader();
+  op->header.kind = request.kind;
+  op->header.tensor = *tensor.id;
+  op->header.chunk = chunk.key.chunk;
+  op->header.dtype = tensor.spec.dtype;
+  if (IsRound(request.kind)) {
+    op->header.ordinal = tensor.next_ordinal;
+    op->header.samples = request.options.samples;
+    op->header.learning_rate = request.options.learning_rate;
+    if (!tensor.bases.empty()) op->header.version = tensor.bases[index];
+  }
+  if (!request.values.empty() && (!IsRound(request.kind) || request.options.samples > Samples(0))) {
+    op->payload = std::as_bytes(request.values.subspan(chunk.range.begin, chunk.range.length));
+  }
+  if (!request.out.empty()) {
+    op->out = std::as_writable_bytes(request.out.subspan(chunk.range.begin, chunk.range.length));
+  }
+  return op;
+}
+
+absl::StatusOr<uint64_t> SessionImpl::Issue(const OpRequest& request) {
+  std::vector<std::shared_ptr<ChunkOp>> ops;
+  uint64_t id = 0;
+  {
+    MutexLock lock(&mutex_);
+    PACELINE_RETURN_IF_ERROR(CheckTensor(request));
+    Tensor& tensor = tensors_[request.tensor];
+    auto pending = std::make_shared<Pending>();
+    id = next_operation_++;
+    pending->kind = request.kind;
+    pending->tensor = request.tensor;
+    pending->samples = request.options.samples;
+    pending->deadline = Deadline();
+    pending->callback = request.options.done;
+    pending->remaining = tensor.chunks.size();
+    pending->result.bases = tensor.bases;
+    pending->result.versions.resize(tensor.chunks.size());
+    for (uint32_t i = 0; i < tensor.chunks.size(); ++i) {
+      ops.push_back(MakeChunkOp(request, tensor, i));
+      ops.back()->tag = id;
+    }
+    if (IsRound(request.kind)) ++tensor.next_ordinal;
+    pending->ops = ops;
+    pending_.emplace(id, std::move(pending));
+  }
+  for (auto& op : ops) links_->Issue(op);
+  return id;
+}
+
+void SessionImpl::OnOutcome(const std::shared_ptr<ChunkOp>& op, const absl::Status& status) {
+  std::shared_ptr<Pending> finished;
+  {
+    MutexLock lock(&mutex_);
+    auto it = pending_.find(op->tag);
+    if (it == pending_.end()) return;
+    Pending& pending = *it->second;
+    if (!Settle(pending, *op, status)) {
+      retries_.push_back({Clock::Real().Now() + kRetryPause, op});
+      timer_wake_.Signal();
+      return;
+    }
+    if (--pending.remaining > 0) return;
+    pending.done = true;
+    for (const Version& version : pending.result.versions) {
+      pending.result.version = std::max(pending.result.version, version);
+    }
+    for (const Version& base : pending.result.bases) {
+      pending.result.base = std::max(pending.result.base, base);
+    }
+    if (pending.callback || pending.internal) {
+      finished = it->second;
+      pending_.erase(it);
+    }
+    changed_.SignalAll();
+  }
+  if (finished != nullptr && finished->callback) {
+    if (finished->status.ok()) {
+      finished->callback(finished->result);
+    } else {
+      finished->callback(finished->status);
+    }
+  }
+}
+
+bool SessionImpl::Settle(Pending& pending, ChunkOp& op, const absl::Status& status) {
+  if (!status.ok()) {
+    if (pending.status.ok()) pending.status = status;
+    return true;
+  }
+  const FrameHeader& reply = op.reply;
+  if (reply.status == FrameStatus::kNotYet || reply.status == FrameStatus::kOldGeneration ||
+      reply.status == FrameStatus::kNotOwner) {
+    if (!failed_.ok() || !pending.status.ok()) {
+      if (pending.status.ok()) pending.status = failed_;
+      return true;
+    }
+    // The owner says which generation of this group holds for the step.
+    if (reply.status == FrameStatus::kOldGeneration && reply.group == op.header.group &&
+        reply.group_generation > op.header.group_generation) {
+      op.header.group_generation = reply.group_generation;
+    }
+    return false;
+  }
+  const absl::Status outcome = FromReply(pending, op);
+  if (!outcome.ok() && pending.status.ok()) pending.status = outcome;
+  if (pending.kind == FrameKind::kBoundary) return true;
+  pending.result.versions[op.index] = reply.version;
+  if (pending.kind == FrameKind::kReduce) pending.result.samples = reply.samples;
+  if (IsPush(pending.kind)) CountSamples(pending, op);
+  const bool weights_came = !op.out.empty() && reply.total == op.out.size();
+  Tensor& tensor = tensors_[pending.tensor];
+  if (weights_came && pending.kind != FrameKind::kReduce && op.index < tensor.bases.size()) {
+    tensor.bases[op.index] = reply.version;
+  }
+  return true;
+}
+
+absl::Status SessionImpl::FromReply(const Pending& pending, const ChunkOp& op) {
+  const std::string where =
+      pending.kind == FrameKind::kBoundary
+          ? std::string("step boundary")
+          : absl::StrCat(Absl(Name(pending.kind)), " of tensor '",
+                         tensors_[pending.tensor].spec.name, "' chunk ", op.header.chunk.value(),
+                         " in step ", op.header.step.value());
+  const std::string said =
+      absl::StrCat(where, ": owner ", op.owner.value(), " answered ", Absl(Name(op.reply.status)));
+  switch (op.reply.status) {
+    case FrameStatus::kOk:
+    case FrameStatus::kDiscarded:
+      return absl::OkStatus();
+    case FrameStatus::kNotFinite:
+      LogWarning("worker", options_.worker_name, ": ", where,
+                 ": the gradient holds NaN or infinity and was left out");
+      return absl::OkStatus();
+    case FrameStatus::kFenced:
+      return absl::FailedPreconditionError(
+          absl::StrCat(said, ": this worker was declared dead; connect again"));
+    case FrameStatus::kJobEnded:
+      return absl::AbortedError(said);
+    case FrameStatus::kNoOptimizer:
+      return absl::FailedPreconditionError(absl::StrCat(said, "; call SetOptimizer first"));
+    case FrameStatus::kNotWriter:
+      return absl::FailedPreconditionError(
+          absl::StrCat(said, "; another worker writes the initial values"));
+    case FrameStatus::kQuota:
+      return absl::ResourceExhaustedError(
+          absl::StrCat(said, "; raise the job's memory quota on the servers"));
+    default:
+      return absl::InvalidArgumentError(said);
+  }
+}
+
+void SessionImpl::CountSamples(const Pending& pending, const ChunkOp& op) {
+  // A push counts where the owners count it: at the lead chunk.
+  if (op.header.tensor != plan_.lead_tensor || op.header.chunk != ChunkIndex(0)) return;
+  used_this_step_ += pending.samples.value();
+  if (op.reply.status == FrameStatus::kOk) {
+    counters_.applied += pending.samples;
+  } else {
+    counters_.discarded += pending.samples;
+  }
+}
+
+std::string SessionImpl::DescribeOp(const Pending& pending, const ChunkOp& op) const {
+  return absl::StrCat("worker '", options_.worker_name, "' waited for ", Absl(Name(pending.kind)),
+                      " of tensor id ", op.header.tensor.value(), " chunk ",
+                      op.header.chunk.value(), " in step ", op.header.step.value(), " from ",
+                      links_->Describe(op.owner));
+}
+
+absl::StatusOr<OperationResult> SessionImpl::WaitFor(uint64_t id) {
+  std::shared_ptr<Pending> pending;
+  MutexLock lock(&mutex_);
+  auto it = pending_.find(id);
+  if (it == pending_.end() || it->second->internal || it->second->callback) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("operation ", id, " is not one that can be waited for, or was already"));
+  }
+  pending = it->second;
+  const Ticks began = Clock::Real().Now();
+  // The timer ends it at its deadline; its memory is free only when it is done.
+  while (!pending->done) changed_.Wait(&mutex_);
+  waited_ += Clock::Real().Now() - began;
+  pending_.erase(id);
+  if (!pending->status.ok()) return pending->status;
+  return pending->result;
+}
+
+absl::StatusOr<OperationResult> SessionImpl::Wait(Operation operation) {
+  return WaitFor(operation.value());
+}
+
+absl::Status SessionImpl::WaitAll() {
+  std::vector<uint64_t> ids;
+  {
+    MutexLock lock(&mutex_);
+    for (const auto& [id, pending] : pending_) {
+      if (!pending->callback && !pending->internal) ids.push_back(id);
+    }
+  }
+  absl::Status first;
+  for (uint64_t id : ids) {
+    const absl::Status status = WaitFor(id).status();
+    if (first.ok()) first = status;
+  }
+  return first;
+}
+
+void SessionImpl::RunTimer() {
+  while (true) {
+    std::vector<std::shared_ptr<ChunkOp>> again;
+    std::vector<std::shared_ptr<ChunkOp>> given_up;  // waiting for a retry that comes too late
+    std::vector<std::pair<std::shared_ptr<Pending>, absl::Status>> late;
+    {
+      MutexLock lock(&mutex_);
+      if (closing_) return;
+      timer_wake_.WaitFor(&mutex_, retries_.empty() ? kDeadlineScan : kRetryPause);
+      if (closing_) return;
+      const Ticks now = Clock::Real().Now();
+      for (auto it = retries_.begin(); it != retries_.end();) {
+        if (it->due > now) {
+          ++it;
+          continue;
+        }
+        it->op->header.job_generation = plan_.generation;
+        again.push_back(it->op);
+        it = retries_.erase(it);
+      }
+      for (const auto& [id, pending] : pending_) {
+        if (pending->done) continue;
+        if (!failed_.ok()) {
+          late.emplace_back(pending, failed_);
+        } else if (pending->deadline <= now) {
+          late.emplace_back(pending, absl::DeadlineExceededError("past its deadline"));
+        }
+      }
+      for (const auto& [pending, cause] : late) {
+        for (auto& op : pending->ops) {
+          if (std::erase_if(retries_, [&](const Retry& retry) { return retry.op == op; }) > 0) {
+            given_up.push_back(op);
+          }
+        }
+      }
+    }
+    for (auto& op : again) links_->Issue(op);
+    for (auto& [pending, cause] : late) {
+      for (auto& op : pending->ops) {
+        const bool waiting = std::find(given_up.begin(), given_up.end(), op) != given_up.end();
+        absl::Status status = cause;
+        if (absl::IsDeadlineExceeded(cause)) {
+          status = absl::DeadlineExceededError(absl::StrCat(
+              DescribeOp(*pending, *op), " for ", options_.deadline.value() / 1000000, " ms"));
+        }
+        if (waiting) {
+          OnOutcome(op, status);
+        } else {
+          links_->Abandon(op, status);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace paceline
