@@ -24,20 +24,16 @@ struct Overloaded : Handlers... {
 
 }  // namespace
 
-ServerAgent::ServerAgent(ServerAgentOptions options, ControlClient* control, Router* router,
+ServerAgent::ServerAgent(ServerAgentOptions options, ControlClient* control,
                          std::function<void(const absl::Status&)> on_lost)
-    : options_(std::move(options)),
-      control_(control),
-      router_(router),
-      on_lost_(std::move(on_lost)) {}
+    : options_(std::move(options)), control_(control), on_lost_(std::move(on_lost)) {}
 
 ServerAgent::~ServerAgent() { Stop(); }
 
-absl::Status ServerAgent::Start() {
-  PACELINE_RETURN_IF_ERROR(Join());
+void ServerAgent::Follow(Router* router) {
+  router_ = router;
   OpenWatch();
   thread_ = std::thread([this] { Run(); });
-  return absl::OkStatus();
 }
 
 void ServerAgent::Stop() {

@@ -1,8 +1,8 @@
 // A server's side of the control plane: joins the scheduler, applies its directives to the router,
 // answers them, heartbeats and reports, and writes the parts of checkpoints.
 //
-// Thread rule: Start and Stop from one thread; the rest happens on the agent's own thread and on
-// the callbacks of its client and router, which only queue.
+// Thread rule: Join, Follow and Stop from one thread; the rest happens on the agent's own thread
+// and on the callbacks of its client and router, which only queue.
 #pragma once
 
 #include <deque>
@@ -32,21 +32,22 @@ struct ServerAgentOptions {
 
 class ServerAgent {
  public:
-  // `control` and `router` outlive the agent. `on_lost` is called once, from the agent's thread,
-  // when the scheduler no longer knows this incarnation; the process has to join anew.
-  ServerAgent(ServerAgentOptions options, ControlClient* control, Router* router,
+  // `control` outlives the agent. `on_lost` is called once, from the agent's thread, when the
+  // scheduler no longer knows this incarnation; the process has to join anew.
+  ServerAgent(ServerAgentOptions options, ControlClient* control,
               std::function<void(const absl::Status&)> on_lost);
   ~ServerAgent();
 
-  // Joins (waiting for the scheduler up to join_timeout) and begins to follow directives.
-  absl::Status Start();
+  // Joins, waiting for the scheduler up to join_timeout. After it self() holds.
+  absl::Status Join();
+  // Begins to apply directives to `router`, which outlives the agent.
+  void Follow(Router* router);
   // Leaves the cluster. Idempotent.
   void Stop();
 
   NodeRef self() const { return joined_.self; }
 
  private:
-  absl::Status Join();
   void OpenWatch();
   void OnDirective(Directive directive);
   void OnCut(const CutDirective& cut);
@@ -58,9 +59,9 @@ class ServerAgent {
 
   const ServerAgentOptions options_;
   ControlClient* const control_;
-  Router* const router_;
+  Router* router_ = nullptr;  // constant after Follow
   const std::function<void(const absl::Status&)> on_lost_;
-  JoinReply joined_;  // constant after Start
+  JoinReply joined_;  // constant after Join
 
   Mutex mutex_;
   CondVar wake_;

@@ -2,6 +2,7 @@
 // Thread rule: Start and Stop from one thread.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -22,6 +23,23 @@ struct ServerOptions {
   std::function<std::string(const std::string& bound)> advertise;
 };
 
+// Stands in the listener for a router that is made only once the scheduler has said which node this
+// is. Until then no peer is known, so that none gets past the handshake.
+class RouterGate final : public FrameSink, public KeyStore {
+ public:
+  void Open(Router* router) { router_ = router; }
+
+  absl::StatusOr<ChannelKey> Find(const PeerIdentity& peer) const override;
+  void OnAccepted(std::shared_ptr<Channel> channel) override;
+  absl::StatusOr<std::span<std::byte>> OnHeader(Channel& channel,
+                                                const FrameHeader& header) override;
+  absl::Status OnFrame(Channel& channel, const FrameHeader& header, Payload payload) override;
+  void OnClosed(Channel& channel, const absl::Status& cause) override;
+
+ private:
+  std::atomic<Router*> router_ = nullptr;
+};
+
 class Server {
  public:
   Server(ServerOptions options, std::unique_ptr<ControlClient> control,
@@ -39,6 +57,7 @@ class Server {
   const std::unique_ptr<ControlClient> control_;
   std::unique_ptr<Transport> transport_;
   const std::function<void(const absl::Status&)> on_lost_;
+  RouterGate gate_;
   std::unique_ptr<Router> router_;
   std::unique_ptr<Listener> listener_;
   std::unique_ptr<ServerAgent> agent_;
