@@ -85,6 +85,9 @@ TEST_F(TcpTest, AHostNameIsTriedAtEachOfItsAddresses) {
   ASSERT_TRUE(channel.ok()) << channel.status();
 }
 
+// Not beside the undefined behaviour sanitizer: it looks at objects through a pipe, and takes a
+// pipe that it cannot open for a bad object.
+#if !defined(__SANITIZE_ADDRESS__)
 TEST_F(TcpTest, WithoutDescriptorsNewPeersWaitAndOldOnesGoOn) {
   Start("127.0.0.1:0");
   const auto first = Connect(listener_->address());
@@ -115,6 +118,7 @@ TEST_F(TcpTest, WithoutDescriptorsNewPeersWaitAndOldOnesGoOn) {
   ASSERT_TRUE(waiting.Authenticate(self_, key_));
   EXPECT_NE(sink_.AwaitAccepted(2), nullptr);
 }
+#endif
 
 // The system's own user timeout would end this channel: its window is shut for longer.
 TEST_F(TcpTest, APeerThatDoesNotReadForLongerThanTheLinkTimeoutIsKept) {
