@@ -60,9 +60,8 @@ class AtomicFile {
     if (close(std::exchange(fd_, -1)) != 0) return Error("close");
     if (rename(temporary_.c_str(), path_.c_str()) != 0) return Error("rename to");
     temporary_.clear();
-    std::string directory = std::filesystem::path(path_).parent_path();
-    if (directory.empty()) directory = ".";
-    const int fd = open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const std::string parent = std::filesystem::path(path_).parent_path();
+    const int fd = open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return Error("open the directory of");
     const bool synced = fsync(fd) == 0;
     const int error = errno;
@@ -88,7 +87,7 @@ absl::Status CheckView(const SafetensorsView& view) {
         absl::StrCat("'", view.name, "' cannot be a tensor's name in a safetensors file"));
   }
   const auto bytes = safetensors::ArrayBytes(view.dtype, view.shape);
-  if (!bytes.ok()) return Annotate(bytes.status(), "tensor '" + view.name + "'");
+  if (!bytes.ok()) return Annotate(bytes.status(), absl::StrCat("tensor '", view.name, "'"));
   if (*bytes != view.data.size()) {
     return absl::InvalidArgumentError(absl::StrCat("tensor '", view.name, "': ", view.data.size(),
                                                    " bytes given, the shape needs ", *bytes));
