@@ -90,3 +90,5 @@ EXCUSED = {
 # PURE but for what is listed: `parameter` looks records up by key in the hot path, and never iterates
 # over them where the order could reach a sum.
 PASSIVE_EXCUSED = {"no fixed order"}
+# And for the count of who still reads a reply's weights: I/O threads drop it when they have sent them.
+PASSIVE_HEADERS = {"atomic"}
