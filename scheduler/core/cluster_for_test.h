@@ -76,6 +76,7 @@ class ClusterForTest {
     auto it = replies_.find(id);
     return it == replies_.end() ? absl::UnavailableError("no reply") : it->second.status();
   }
+  NodeReply AnyReplyOf(RequestId id) const { return std::get<NodeReply>(*replies_.at(id)); }
   template <typename T>
   T ReplyOf(RequestId id) const {
     return std::get<T>(std::get<NodeReply>(*replies_.at(id)));

@@ -188,7 +188,7 @@ class Core::Impl {
   absl::Status CheckTensors(const JobRecord& job, const std::vector<TensorSpec>& tensors) const;
   void PlaceRegistrations(JobId id);
   void PlaceNew(JobId id, const std::vector<TensorSpec>& tensors);
-  void NameInitWriter(JobId id);
+  bool NameInitWriter(JobId id);  // whether it named one, and so sent the plan
   void ReleaseWaiting(JobId id);
   void ReleaseBarriers(JobId id);
   void StartCut(JobId id);

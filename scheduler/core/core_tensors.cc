@@ -154,25 +154,25 @@ void Core::Impl::PlaceNew(JobId id, const std::vector<TensorSpec>& tensors) {
       absl::StrCat(tensors.size(), " tensors (", bytes, " bytes, ", chunks.size(), " chunks) on ",
                    load.size(), load.size() == 1 ? " server" : " servers", ", largest first"));
   runtime(id).said_no_server = false;
-  NameInitWriter(id);
-  SendPlanToAll(id);
+  if (!NameInitWriter(id)) SendPlanToAll(id);
 }
 
 // The lowest-rank live worker writes initial values until all tensors are sealed.
-void Core::Impl::NameInitWriter(JobId id) {
+bool Core::Impl::NameInitWriter(JobId id) {
   const JobRecord& planned = job(id);
   const bool open = std::any_of(planned.tensors.begin(), planned.tensors.end(),
                                 [](const TensorPlan& t) { return !t.sealed; });
-  if (!open) return;
+  if (!open) return false;
   const std::vector<const NodeRecord*> workers = LiveWorkers(id);
-  if (workers.empty()) return;
-  if (planned.init_writer.value() != 0 && node(planned.init_writer).live()) return;
+  if (workers.empty()) return false;
+  if (planned.init_writer.value() != 0 && node(planned.init_writer).live()) return false;
   const NodeRecord& writer = *workers.front();
   Decide(scheduler::InitWriterNamed{id, writer.id, planned.generation + JobGeneration(1)});
   Say(planned.spec.name, "writer",
       absl::StrCat("worker ", writer.name, " writes initial values: lowest live rank ",
                    writer.rank.value()));
   SendPlanToAll(id);
+  return true;
 }
 
 void Core::Impl::ReleaseWaiting(JobId id) {
