@@ -89,7 +89,8 @@ class Launcher {
 
   void Finish();
   void StopRole(bool workers, int signal, Ticks grace);
-  void KillAll();
+  void KillRole(bool workers);
+  void CheckDaemonEnds();
   void SweepStrays();
   bool AnyLive(bool workers) const;
   int ExitCodeOf() const;
@@ -223,11 +224,12 @@ absl::StatusOr<std::string> Launcher::AwaitReady(size_t index) {
   if (interrupted()) return absl::CancelledError("interrupted");
   // Its pipe closed: it is ending; its exit code says more than the pipe.
   for (int i = 0; i < 20 && !Reap(process, guard_, clock_.Now()); ++i) poll(nullptr, 0, 50);
+  *context_.err << LastLines(process.log_path, kLogLines) << "\n";
   return absl::UnavailableError(absl::StrCat(process.name,
                                              process.ended
                                                  ? " ended before it was ready: " + EndOf(process)
                                                  : std::string(" was not ready in time"),
-                                             "\n", LastLines(process.log_path, kLogLines)));
+                                             "; see ", process.log_path));
 }
 
 absl::Status Launcher::Connect() {
@@ -325,7 +327,9 @@ void Launcher::OnEnd(const Process& process) {
     return;
   }
   Fail(absl::StrCat(process.name, " ended while the job ran: ", EndOf(process)));
-  *context_.err << LastLines(process.log_path, kLogLines) << "\n";
+  *context_.err << "pacelinectl: " << reason_ << "; the end of " << process.log_path << ":\n"
+                << LastLines(process.log_path, kLogLines) << "\n"
+                << std::flush;
   stopping_ = true;
 }
 
@@ -413,6 +417,7 @@ RunSummary Launcher::Summary() const {
   if (!reason_.empty()) {
     summary.outcome = Outcome::kFailed;
     summary.reason = reason_;
+    if (stopped) absl::StrAppend(&summary.reason, "; the scheduler says: ", view_->reason);
   } else if (interrupted()) {
     summary.reason = absl::StrCat("signal ", first_signal_, " to the launcher");
   } else if (AnyLive(true)) {
@@ -447,6 +452,7 @@ void Launcher::Finish() {
         .IgnoreError();
   }
   StopRole(false, SIGTERM, Milliseconds(context_.grace_ms));
+  if (!interrupted()) CheckDaemonEnds();
   SweepStrays();
   client_.reset();
   WriteSummaryFile();
@@ -461,6 +467,15 @@ void Launcher::Finish() {
   if (!reason_.empty()) *context_.err << "pacelinectl: " << reason_ << "\n" << std::flush;
 }
 
+// A daemon that crashes on its way out has failed too.
+void Launcher::CheckDaemonEnds() {
+  for (const Process& process : processes_) {
+    if (process.role == "worker" || !process.failed() || process.signal == SIGTERM) continue;
+    Fail(absl::StrCat(process.name, " did not end well: ", EndOf(process), "; see ",
+                      process.log_path));
+  }
+}
+
 void Launcher::StopRole(bool workers, int signal, Ticks grace) {
   for (const Process& process : processes_) {
     if ((process.role == "worker") == workers) SignalGroup(process, signal);
@@ -470,14 +485,16 @@ void Launcher::StopRole(bool workers, int signal, Ticks grace) {
     Wait(std::min(deadline, clock_.Now() + Milliseconds(100)));
     ReapAll();
   }
-  if (AnyLive(workers)) KillAll();
+  if (AnyLive(workers)) KillRole(workers);
 }
 
-void Launcher::KillAll() {
-  for (const Process& process : processes_) SignalGroup(process, SIGKILL);
+void Launcher::KillRole(bool workers) {
+  for (const Process& process : processes_) {
+    if ((process.role == "worker") == workers) SignalGroup(process, SIGKILL);
+  }
   // SIGKILL cannot be refused, but a process in an uninterruptible wait takes its time.
   const Ticks deadline = clock_.Now() + Seconds(1);
-  while ((AnyLive(true) || AnyLive(false)) && clock_.Now() < deadline) {
+  while (AnyLive(workers) && clock_.Now() < deadline) {
     Wait(clock_.Now() + Milliseconds(50));
     ReapAll();
   }

@@ -3,9 +3,9 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/pidfd.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -184,7 +184,7 @@ absl::StatusOr<Process> Spawn(const SpawnRequest& request, Guard& guard, Ticks n
   // Both sides set the group, so that it exists whoever runs first.
   setpgid(process.pid, process.pid);
   guard.Watch(process.pid);
-  process.pidfd = FileDescriptor(pidfd_open(process.pid, 0));
+  process.pidfd = FileDescriptor(static_cast<int>(syscall(SYS_pidfd_open, process.pid, 0)));
   if (!process.pidfd.valid()) {
     const absl::Status status = ErrnoStatus("pidfd of " + request.name);
     kill(-process.pid, SIGKILL);

@@ -99,6 +99,14 @@ std::string GroupRows(const JobView& job, const Style& style) {
                    rows, style);
 }
 
+// Names may have 128 letters; a title has room for fewer.
+std::string JobTitle(const JobView& job, const Style& style) {
+  constexpr size_t kRoom = 24;
+  const std::string& name = job.spec.name;
+  return Tinted("job " + (name.size() <= kRoom ? name : name.substr(0, kRoom - 1) + "~"),
+                Tint::kBold, style);
+}
+
 std::string MemberText(const Member& member) {
   return absl::StrCat(member.name, " (rank ", member.rank.value(), member.host.empty() ? "" : ", ",
                       member.host, ")");
@@ -136,7 +144,8 @@ std::string StatusText(const ClusterView& view, const Style& style) {
   if (view.jobs.empty()) return text + NoJobs(view);
   absl::StrAppend(&text, "\n", JobTable(view, style));
   for (const JobView& job : view.jobs) {
-    if (!job.reason.empty()) text += Wrap(job.spec.name + ": ", job.reason, style);
+    if (!job.reason.empty())
+      text += Wrap("  ", absl::StrCat(job.spec.name, ": ", job.reason), style);
   }
   return text;
 }
@@ -145,7 +154,7 @@ std::string JobsText(const ClusterView& view, const Style& style) {
   if (view.jobs.empty()) return NoJobs(view);
   std::string text = JobTable(view, style);
   for (const JobView& job : view.jobs) {
-    absl::StrAppend(&text, "\n", Tinted(job.spec.name, Tint::kBold, style), "\n");
+    absl::StrAppend(&text, "\n", JobTitle(job, style), "\n");
     text += Wrap("  samples  ",
                  absl::StrCat(job.drawn.value(), " drawn = ", job.applied.value(), " applied + ",
                               job.discarded.value(), " discarded + ", job.returned.value(),
@@ -192,9 +201,9 @@ std::string GroupsText(const ClusterView& view, const Style& style) {
   std::string text;
   for (const JobView& job : view.jobs) {
     if (!text.empty()) text += "\n";
-    absl::StrAppend(&text, Tinted("job " + job.spec.name, Tint::kBold, style), ": ",
-                    job.groups.size(), " groups (", ToString(job.spec.groups), "), ",
-                    job.group_generations, " group plans so far\n");
+    absl::StrAppend(&text, JobTitle(job, style), ": ", job.groups.size(), " groups (",
+                    ToString(job.spec.groups), "), ", job.group_generations,
+                    " group plans so far\n");
     for (const GroupView& group : job.groups) {
       std::vector<std::string> members;
       for (const Member& member : group.plan.members) members.push_back(MemberText(member));
@@ -241,8 +250,8 @@ std::string StalenessText(const ClusterView& view, const Style& style) {
   for (const JobView& job : view.jobs) {
     if (!text.empty()) text += "\n";
     absl::StrAppendFormat(&text, "%s: %d pushes, mean %.2f, p50 %.0f, p95 %.0f, max %d\n\n",
-                          Tinted("job " + job.spec.name, Tint::kBold, style), job.tau.count,
-                          job.mean, job.p50, job.p95, job.tau.max);
+                          JobTitle(job, style), job.tau.count, job.mean, job.p50, job.p95,
+                          job.tau.max);
     text += GroupRows(job, style) + "\n" + WorkerRows(job, style) + "\n";
     text += "pushes by staleness (updates between base and application):\n";
     text += HistogramText(job.tau, style);

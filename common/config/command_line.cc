@@ -17,17 +17,15 @@ constexpr size_t kColumns = 80;
 // Words of `text` in lines of at most 80 columns, each after `indent` blanks.
 std::string Wrapped(std::string_view text, size_t indent) {
   std::string out;
-  std::string line(indent, ' ');
+  std::string line;
   for (const absl::string_view word : absl::StrSplit(Absl(text), ' ', absl::SkipEmpty())) {
-    if (line.size() > indent && line.size() + word.size() > kColumns) {
-      absl::StrAppend(&out, line, "\n");
-      line.assign(indent, ' ');
+    if (!line.empty() && indent + line.size() + 1 + word.size() > kColumns) {
+      absl::StrAppend(&out, std::string(indent, ' '), line, "\n");
+      line.clear();
     }
-    absl::StrAppend(&line, word, " ");
-    if (line.size() > kColumns + 1) line.pop_back();
+    absl::StrAppend(&line, line.empty() ? "" : " ", word);
   }
-  while (!line.empty() && line.back() == ' ') line.pop_back();
-  return out + line + "\n";
+  return absl::StrCat(out, std::string(indent, ' '), line, "\n");
 }
 
 std::string HelpOf(const Key& key) {

@@ -22,7 +22,7 @@ constexpr std::string_view kLaunchUsage =
     "Without --scheduler it starts a scheduler and servers on this machine first.\n"
     "Logs of all processes and summary.json go to the output directory.\n\n"
     "  pacelinectl run --workers 4 --groups per-worker -- ./train --epochs 3\n"
-    "  pacelinectl run --scheduler head:4300 --insecure --workers 8 -- python3 train.py\n"
+    "  pacelinectl run --scheduler head:4300 --insecure --workers 8 -- ./train\n"
     "  pacelinectl run --config job.yaml --set policy=xdc:lambda=100 -- ./train\n\n"
     "Exit codes: 0 the job is done; 1 a process failed; 2 a wrong flag or key;\n"
     "3 the scheduler could not be reached; 130 interrupted (SIGINT), 143 (SIGTERM).\n";
@@ -358,9 +358,15 @@ std::map<std::string, std::string> JobEnvironment(const JobSpec& spec) {
   KeyTable table;
   AddJobKeys(table, copy);
   std::map<std::string, std::string> variables;
-  for (const Key& key : table.keys()) {
+  JobSpec defaults;
+  KeyTable default_table;
+  AddJobKeys(default_table, defaults);
+  for (size_t i = 0; i < table.keys().size(); ++i) {
+    const Key& key = table.keys()[i];
     const std::string value = key.get();
-    if (!value.empty()) variables.emplace(key.variable, value);
+    const bool always = key.path == "job.name" || key.path == "job.workers";
+    // What nobody asked for stays unset, so that the program's own file may say it.
+    if (always || value != default_table.keys()[i].get()) variables.emplace(key.variable, value);
   }
   return variables;
 }

@@ -139,7 +139,8 @@ absl::StatusOr<ParsedOrExit<ClientConfig>> LoadClientConfig(int argc, const char
 // PACELINE_CONFIG names) only.
 absl::StatusOr<WorkerConfig> WorkerConfigFromEnvironment(const Environment& env);
 
-// The PACELINE_* variables that make WorkerConfigFromEnvironment return this spec.
+// The PACELINE_* variables that make WorkerConfigFromEnvironment return this spec: name, workers,
+// and what differs from the defaults.
 std::map<std::string, std::string> JobEnvironment(const JobSpec& spec);
 
 // "0.1.0"

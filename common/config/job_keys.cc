@@ -9,6 +9,7 @@
 namespace paceline {
 namespace {
 
+constexpr uint64_t kMaxSamples = 0xffffffffu;
 constexpr uint64_t kNoEnd = std::numeric_limits<uint64_t>::max();
 
 void GroupsKey(KeyTable& table, GroupSpec* groups) {
@@ -55,8 +56,8 @@ void AddJobKeys(KeyTable& table, JobSpec& spec) {
   table.Name("job.name", "unique among the jobs of the cluster", &spec.name);
   table.Spelled("--job", "PACELINE_JOB");
   table.Number("job.workers", "workers at the start; the job forms when so many have joined", 1,
-               65'536, &spec.workers);
-  table.Number("job.min_workers", "below it the job waits", 1, 65'536, &spec.min_workers);
+               16'384, &spec.workers);
+  table.Number("job.min_workers", "below it the job waits", 1, 16'384, &spec.min_workers);
   GroupsKey(table, &spec.groups);
   table.Named("job.optimizer", "applied by the owners of the model; a program may set it",
               &spec.optimizer);
@@ -72,20 +73,20 @@ void AddJobKeys(KeyTable& table, JobSpec& spec) {
   table.ByteCount("job.chunk_bytes", "cut of dense tensors, a multiple of 64", 4096, 256u << 20,
                   &spec.chunk_bytes);
   table.Number("job.sample_count", "size of the training set; 0 = the job draws none", uint64_t{0},
-               kNoEnd, &spec.sample_count);
-  table.Number("job.epochs", "passes over the training set; 0 = no end", uint64_t{0}, kNoEnd,
-               &spec.epochs);
-  table.Number("job.batch_size", "samples of one worker in one step", uint64_t{0}, kNoEnd,
+               kMaxSamples, &spec.sample_count);
+  table.Number("job.epochs", "passes over the training set; 0 = no end", uint64_t{0},
+               uint64_t{1'000'000'000}, &spec.epochs);
+  table.Number("job.batch_size", "samples of one worker in one step", uint64_t{0}, kMaxSamples,
                &spec.batch_size);
   table.Number("job.seed", "of the order of the samples", uint64_t{0}, kNoEnd, &spec.seed);
   table.Number("job.failure_timeout_ms", "silence after which a worker is declared dead", 100,
                3'600'000, &spec.failure_timeout_ms);
-  table.Number("job.quorum", "members that close a round; 0 = all", 0, 65'536, &spec.quorum);
+  table.Number("job.quorum", "members that close a round; 0 = all", 0, 16'384, &spec.quorum);
   table.Switch("job.gate", "hold groups that run ahead of the slowest by max_step_lag", &spec.gate);
   table.Number("job.max_step_lag", "of the gate, in exchanges", 0, 1'000'000, &spec.max_step_lag);
   table.Number("job.max_staleness", "drop updates that are staler; 0 = the default bound",
                uint64_t{0}, kNoEnd, &spec.max_staleness);
-  table.Number("job.local_steps", "steps between two exchanges", 1, 100'000, &spec.local_steps);
+  table.Number("job.local_steps", "steps between two exchanges", 1, 1024, &spec.local_steps);
 }
 
 absl::Status CheckJob(const KeyTable& table, const JobSpec& spec) {
