@@ -111,6 +111,7 @@ class Launcher {
   std::vector<uint32_t> finished_;       // indices whose worker ended well or is given up
   std::optional<JobView> view_;
   std::string reason_;     // first failure
+  bool watched_ = false;   // the workers were started and watched to their end
   bool stopping_ = false;  // ends of processes are expected
   bool unreachable_ = false;
   int first_signal_ = 0;
@@ -134,8 +135,8 @@ int Launcher::Run() {
     status = StartWorker(i);
   }
   if (status.ok()) {
-    WriteSummaryFile();
     WatchWorkers();
+    watched_ = true;
   } else if (!interrupted()) {
     Fail(std::string(status.message()));
   }
@@ -148,6 +149,7 @@ absl::Status Launcher::Prepare() {
       program_,
       FindExecutable(config_.program.front(), context_.binary_directory, context_.environment));
   PACELINE_ASSIGN_OR_RETURN(directory_, CreateRunDirectory(config_.output, config_.job.name));
+  WriteSummaryFile();
   PACELINE_ASSIGN_OR_RETURN(guard_, Guard::Start());
   return absl::OkStatus();
 }
@@ -420,7 +422,7 @@ RunSummary Launcher::Summary() const {
     if (stopped) absl::StrAppend(&summary.reason, "; the scheduler says: ", view_->reason);
   } else if (interrupted()) {
     summary.reason = absl::StrCat("signal ", first_signal_, " to the launcher");
-  } else if (AnyLive(true)) {
+  } else if (!watched_ || AnyLive(true)) {
     summary.reason = "running";  // what a reader finds when the launcher was killed
   } else if (stopped) {
     summary.reason = "stopped: " + view_->reason;
