@@ -147,6 +147,7 @@ class Core::Impl {
   // ---- core_nodes.cc: joining, leaving, dying
   absl::Status CheckJoin(const JoinRequest& join) const;
   absl::StatusOr<JobId> JobOfJoiner(const JoinRequest& join);
+  void ForgetOldJobs();
   NodeId IdByName(const JoinRequest& join) const;
   JobRank RankOf(const JobRecord& job, const std::string& name) const;
   uint32_t FailureTimeoutMs(const NodeRecord& record) const;

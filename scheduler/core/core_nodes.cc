@@ -92,9 +92,28 @@ absl::StatusOr<JobId> Core::Impl::JobOfJoiner(const JoinRequest& join) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "job ", join.job.name, ": ", active, " jobs are active, the limit; try again later"));
   }
+  ForgetOldJobs();
   const JobId id(state_.last_job + 1);
   Decide(scheduler::JobCreated{id, join.job});
   return id;
+}
+
+// Ended jobs beyond the limit go, oldest first; one whose workers still run stays until they end.
+void Core::Impl::ForgetOldJobs() {
+  std::vector<JobId> ended;
+  for (const auto& [id, job] : state_.jobs) {
+    if (!job.active() && LiveWorkers(id).empty()) ended.push_back(id);
+  }
+  for (size_t i = 0; i + options_.limits.max_finished_jobs < ended.size(); ++i) {
+    Decide(scheduler::JobForgotten{ended[i]});
+    runtimes_.erase(ended[i]);
+    for (auto& [node_id, session] : sessions_) {
+      session.acked.erase(ended[i]);
+      session.refused.erase(ended[i]);
+      std::erase_if(session.plans, [&](const auto& p) { return p.second.first == ended[i]; });
+    }
+  }
+  std::erase_if(sessions_, [this](const auto& s) { return state_.nodes.count(s.first) == 0; });
 }
 
 JobRank Core::Impl::RankOf(const JobRecord& job, const std::string& name) const {

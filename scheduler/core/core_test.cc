@@ -251,6 +251,22 @@ TEST_F(CoreTest, AFinishedNameIsANewJob) {
   EXPECT_EQ(c.joined.at(W(0)).job, JobId(2));
 }
 
+TEST_F(CoreTest, OldEndedJobsAreForgotten) {
+  CoreOptions options;
+  options.limits.max_finished_jobs = 2;
+  ClusterForTest small(options);
+  for (int i = 0; i < 6; ++i) {
+    JobSpec spec = Spec(1);
+    spec.name = absl::StrCat("job-", i);
+    ASSERT_TRUE(small.Join(small.Worker(W(0), spec, 0)).ok());
+    small.Ask(W(0), LeaveRequest{});
+  }
+  const auto view = std::get<ClusterView>(small.Operate(StatusQuery{}));
+  ASSERT_EQ(view.jobs.size(), 3u);  // two kept when the last one came, and that one
+  EXPECT_EQ(view.jobs[0].spec.name, "job-3");
+  EXPECT_EQ(view.nodes.size(), 3u);
+}
+
 TEST_F(CoreTest, OptimizerFirstHolds) {
   Start(1, Spec(2));
   Register(W(0));

@@ -61,6 +61,10 @@ void Fields(A& a, Is<SamplesReturned> auto& v) {
   a(v.job, v.worker, v.ranges, v.used);
 }
 template <typename A>
+void Fields(A& a, Is<JobForgotten> auto& v) {
+  a(v.job);
+}
+template <typename A>
 void Fields(A& a, Is<StateCompacted> auto& v) {
   a(v.state);
 }
@@ -196,6 +200,14 @@ class Applier {
       job.samples.ApplyUsed(e.worker, e.used);
       job.samples.ApplyReturn(e.worker, e.ranges);
     });
+  }
+
+  absl::Status operator()(const JobForgotten& e) {
+    std::erase_if(state_.nodes, [&](const auto& n) {
+      return n.second.role == Role::kWorker && n.second.job == e.job;
+    });
+    state_.jobs.erase(e.job);
+    return absl::OkStatus();
   }
 
   absl::Status operator()(const StateCompacted& e) {

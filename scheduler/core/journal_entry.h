@@ -77,13 +77,18 @@ struct SamplesReturned {
   std::vector<SampleRange> ranges;
   uint64_t used = 0;
 };
+// An ended job and its nodes are no longer kept.
+struct JobForgotten {
+  JobId job;
+};
 struct StateCompacted {
   State state;
 };
 
-using Entry = std::variant<TermStarted, JobCreated, NodeJoined, NodeGone, JobStateChanged,
-                           OptimizerSet, TensorsPlaced, InitWriterNamed, TensorsSealed,
-                           GroupsChanged, SamplesDrawn, SamplesReturned, StateCompacted>;
+using Entry =
+    std::variant<TermStarted, JobCreated, NodeJoined, NodeGone, JobStateChanged, OptimizerSet,
+                 TensorsPlaced, InitWriterNamed, TensorsSealed, GroupsChanged, SamplesDrawn,
+                 SamplesReturned, StateCompacted, JobForgotten>;
 
 std::string EncodeEntry(const Entry& entry);
 // DataLoss says what was wrong with the bytes.
