@@ -16,7 +16,7 @@ int main(int argc, char** argv) {
   context.terminal = isatty(STDOUT_FILENO) == 1;
   context.connect = [](const std::string& address, const paceline::TlsConfig& tls)
       -> absl::StatusOr<std::unique_ptr<paceline::ControlClient>> {
-    return paceline::NewGrpcControlClient(address, {tls.cert, tls.key, tls.ca});
+    return paceline::MakeGrpcControlClient(address, {tls.cert, tls.key, tls.ca});
   };
   return paceline::RunCommand(argc, argv, context);
 }

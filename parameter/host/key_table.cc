@@ -6,7 +6,7 @@
 
 namespace paceline {
 
-void KeyTable::Learn(JobId job, const std::vector<GroupPlan>& groups) {
+void PeerKeyTable::Learn(JobId job, const std::vector<GroupPlan>& groups) {
   MutexLock lock(&mutex_);
   if (ended_.contains(job)) return;
   std::map<NodeId, Entry>& nodes = jobs_[job];
@@ -21,20 +21,20 @@ void KeyTable::Learn(JobId job, const std::vector<GroupPlan>& groups) {
   }
 }
 
-void KeyTable::Fence(JobId job, const NodeRef& dead) {
+void PeerKeyTable::Fence(JobId job, const NodeRef& dead) {
   MutexLock lock(&mutex_);
   Entry& entry = jobs_[job][dead.node];
   entry.fenced = std::max(entry.fenced, dead.incarnation);
 }
 
-void KeyTable::EndJob(JobId job) {
+void PeerKeyTable::EndJob(JobId job) {
   MutexLock lock(&mutex_);
   jobs_.erase(job);
   ended_.insert(job);
   if (ended_.size() > kMaxEndedJobs) ended_.erase(ended_.begin());
 }
 
-absl::StatusOr<ChannelKey> KeyTable::Find(const PeerIdentity& peer) const {
+absl::StatusOr<ChannelKey> PeerKeyTable::Find(const PeerIdentity& peer) const {
   MutexLock lock(&mutex_);
   const std::string who = absl::StrCat("node ", peer.node.value(), " (job ", peer.job.value(),
                                        ", incarnation ", peer.incarnation.value(), ")");

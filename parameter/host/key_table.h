@@ -13,7 +13,7 @@
 
 namespace paceline {
 
-class KeyTable {
+class PeerKeyTable {
  public:
   void Learn(JobId job, const std::vector<GroupPlan>& groups) EXCLUDES(mutex_);
   void Fence(JobId job, const NodeRef& dead) EXCLUDES(mutex_);

@@ -95,7 +95,7 @@ class RouterImpl final : public Router {
 
   const RouterOptions options_;
   RouterCounters counters_;
-  KeyTable keys_;
+  PeerKeyTable keys_;
   Mutex order_mutex_;  // directives reach every thread in one order
   Mutex report_mutex_;
   Ticks reported_at_ GUARDED_BY(report_mutex_) = Clock::Real().Now();
