@@ -275,6 +275,24 @@ TEST(Config, LaunchTakesTheProgramAfterTheDashes) {
             (std::vector<std::string>{"python3", "my/train.py", "--workers", "9"}));
 }
 
+TEST(Config, TheExamplesLoad) {
+  // CTest runs the tests of a folder in it.
+  const std::string folder = "../../configs/";
+  const std::string scheduler = folder + "scheduler.yaml";
+  const char* first[] = {"p", "--config", scheduler.c_str()};
+  const auto one = LoadSchedulerConfig(3, first, Environment());
+  EXPECT_TRUE(one.ok()) << one.status();
+  const std::string server = folder + "server.yaml";
+  const char* second[] = {"p", "--config", server.c_str()};
+  const auto two = LoadServerConfig(3, second, Environment());
+  EXPECT_TRUE(two.ok()) << two.status();
+  const std::string job = folder + "job.yaml";
+  const char* third[] = {"run", "--config", job.c_str(), "--", "x"};
+  const auto three = LoadLaunchConfig(5, third, Environment());
+  ASSERT_TRUE(three.ok()) << three.status();
+  EXPECT_EQ(three->config.job.optimizer.Get("learning_rate", 0), 0.05);
+}
+
 TEST(Config, HelpFitsEightyColumns) {
   const char* argv[] = {"p", "--help"};
   const auto parsed = LoadWorkerConfig(2, argv, Environment());
