@@ -4,37 +4,40 @@ namespace paceline {
 namespace {
 
 constexpr std::string_view kBash =
-    R"sh(# bash completion for pacelinectl: eval "$(pacelinectl completion bash)" _pacelinectl() {
-  local current = ${COMP_WORDS[COMP_CWORD]} command = ${COMP_WORDS[1]} i COMPREPLY =
-      () for ((i = 1; i < COMP_CWORD; i++));
-  do
-    if
-      [[${COMP_WORDS[i]} == --]];
-  then COMPREPLY = ($(compgen - c - f-- "$current")) return fi done if ((COMP_CWORD == 1));
-  then COMPREPLY =
-      ($(compgen - W "run status jobs nodes groups staleness events stop completion
-             --help-- version " -- " $current "))
-             return fi local shared =
-             "--scheduler --timeout-ms --insecure --tls-cert --tls-key --tls-ca "
-             "--help" case $command in
-                 run) if[[${COMP_WORDS[COMP_CWORD - 1]} = ~^--(config | output) $]];
-       then COMPREPLY = ($(compgen - f-- "$current")) return fi COMPREPLY =
-           ($(compgen -
-                  W "--workers --servers --groups --job --output --restarts --config --set
-                  --print -
-                  config-- epochs-- batch - size-- sample -
-                  count-- policy-- optimizer-- deterministic-- seed $shared-- " -- " $current ")) ;;
-                  status |
-              jobs | nodes | groups | staleness) COMPREPLY =
-                ($(compgen - W "--json --watch $shared" --"$current"));
-            ; events) COMPREPLY =
-               ($(compgen - W "--json --watch --after --limit $shared" --"$current"));
-       ; stop) COMPREPLY = ($(compgen - W "--reason $shared" --"$current"));
-  ;
+    R"sh(# bash completion for pacelinectl: eval "$(pacelinectl completion bash)"
+_pacelinectl() {
+  local current=${COMP_WORDS[COMP_CWORD]} command=${COMP_WORDS[1]} i
+  COMPREPLY=()
+  for ((i = 1; i < COMP_CWORD; i++)); do
+    if [[ ${COMP_WORDS[i]} == -- ]]; then
+      COMPREPLY=($(compgen -c -f -- "$current"))
+      return
+    fi
+  done
+  if ((COMP_CWORD == 1)); then
+    COMPREPLY=($(compgen -W "run status jobs nodes groups staleness events stop completion
+      --help --version" -- "$current"))
+    return
+  fi
+  local shared="--scheduler --timeout-ms --insecure --tls-cert --tls-key --tls-ca --help"
+  case $command in
+    run)
+      if [[ ${COMP_WORDS[COMP_CWORD - 1]} =~ ^--(config|output)$ ]]; then
+        COMPREPLY=($(compgen -f -- "$current"))
+        return
+      fi
+      COMPREPLY=($(compgen -W "--workers --servers --groups --job --output --restarts --config --set
+        --print-config --epochs --batch-size --sample-count --policy --optimizer --deterministic
+        --seed --scheduler --insecure --tls-cert --tls-key --tls-ca --help --" -- "$current")) ;;
+    status | jobs | nodes | groups | staleness)
+      COMPREPLY=($(compgen -W "--json --watch $shared" -- "$current")) ;;
+    events)
+      COMPREPLY=($(compgen -W "--json --watch --after --limit $shared" -- "$current")) ;;
+    stop)
+      COMPREPLY=($(compgen -W "--reason $shared" -- "$current")) ;;
     completion)
-      COMPREPLY=($(compgen -W "bash zsh" -- "$current")) ;
-    ;
-    esac
+      COMPREPLY=($(compgen -W "bash zsh" -- "$current")) ;;
+  esac
 }
 complete -o default -F _pacelinectl pacelinectl
 )sh";

@@ -3,7 +3,6 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "cli/process.h"
 #include "cli/run_directory.h"
+#include "cli/signals.h"
 #include "cli/summary.h"
 #include "common/base/status.h"
 #include "common/runtime/clock.h"
@@ -28,31 +28,6 @@ constexpr Ticks kReadyTimeout = Seconds(20);
 constexpr Ticks kAskTimeout = Milliseconds(500);
 constexpr size_t kLogLines = 10;
 constexpr size_t kWidth = 79;
-
-// Blocks the signals that end a run and delivers them through a descriptor; undone at the end.
-class SignalSource {
- public:
-  SignalSource() {
-    sigset_t set;
-    sigemptyset(&set);
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, signal);
-    sigprocmask(SIG_BLOCK, &set, &before_);
-    fd_ = FileDescriptor(signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
-  }
-  ~SignalSource() { sigprocmask(SIG_SETMASK, &before_, nullptr); }
-
-  int fd() const { return fd_.get(); }
-  // The next pending signal, or 0.
-  int Take() {
-    signalfd_siginfo info;
-    if (read(fd_.get(), &info, sizeof(info)) != sizeof(info)) return 0;
-    return static_cast<int>(info.ssi_signo);
-  }
-
- private:
-  sigset_t before_;
-  FileDescriptor fd_;
-};
 
 class Launcher {
  public:

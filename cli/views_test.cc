@@ -1,7 +1,11 @@
 #include "cli/views.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -216,6 +220,28 @@ TEST(Command, ExitCodes) {
     EXPECT_NE(out.find("Exit codes"), std::string::npos) << name;
     EXPECT_LE(WidestLine(out), 80u) << out;
   }
+}
+
+// What bash offers for these words; the last one is being typed.
+std::string Completed(const std::string& words) {
+  const std::string script = CompletionScript("bash") + "COMP_WORDS=(" + words +
+                             "); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _pacelinectl; "
+                             "echo ${COMPREPLY[*]}";
+  const std::string path = testing::TempDir() + "/completion_" + std::to_string(getpid());
+  std::ofstream(path) << script;
+  FILE* pipe = popen(("bash " + path + " 2>&1").c_str(), "r");
+  std::string output;
+  for (int c = fgetc(pipe); c != EOF; c = fgetc(pipe)) output += static_cast<char>(c);
+  pclose(pipe);
+  std::remove(path.c_str());
+  return output;
+}
+
+TEST(Completion, BashOffersWhatFits) {
+  EXPECT_EQ(Completed("pacelinectl sta"), "status staleness\n");
+  EXPECT_EQ(Completed("pacelinectl events --l"), "--limit\n");
+  EXPECT_EQ(Completed("pacelinectl run --wo"), "--workers\n");
+  EXPECT_EQ(Completed("pacelinectl completion ''"), "bash zsh\n");
 }
 
 }  // namespace
