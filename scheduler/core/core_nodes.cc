@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
 #include "scheduler/core/core_impl.h"
+#include "staleness/policy.h"
 
 namespace paceline {
 namespace {
@@ -26,7 +27,19 @@ absl::Status CheckSupported(const JobSpec& spec) {
     return absl::UnimplementedError(
         absl::StrCat("local_steps: ", spec.local_steps, " is not available; use 1"));
   }
-  return absl::OkStatus();
+  if (spec.quorum != 0 && spec.quorum != spec.workers) {
+    return absl::UnimplementedError(
+        absl::StrCat("quorum: ", spec.quorum, " is not available; use 0 (all members)"));
+  }
+  if (spec.gate || spec.max_staleness != 0) {
+    return absl::UnimplementedError(
+        absl::StrCat(spec.gate ? "gate" : "max_staleness", " is not available; leave it out"));
+  }
+  if (!spec.codecs.empty()) {
+    return absl::UnimplementedError(absl::StrCat("codecs: ", spec.codecs.begin()->second.name,
+                                                 " is not available; leave codecs out"));
+  }
+  return StalenessPolicy::Create(spec.policy).status();
 }
 
 }  // namespace

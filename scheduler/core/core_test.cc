@@ -94,6 +94,32 @@ TEST_F(CoreTest, ADifferentSpecIsRefusedByField) {
   EXPECT_NE(status.message().find("seed: 0 != 9"), std::string::npos) << status;
 }
 
+TEST_F(CoreTest, WhatThisVersionDoesNotDoIsRefusedByName) {
+  const std::vector<std::pair<std::string, std::function<void(JobSpec&)>>> asked = {
+      {"aggregation", [](JobSpec& spec) { spec.aggregation = Aggregation::kPeer; }},
+      {"local_steps", [](JobSpec& spec) { spec.local_steps = 4; }},
+      {"quorum", [](JobSpec& spec) { spec.quorum = 1; }},
+      {"gate", [](JobSpec& spec) { spec.gate = true; }},
+      {"max_staleness", [](JobSpec& spec) { spec.max_staleness = 64; }},
+      {"codecs",
+       [](JobSpec& spec) {
+         spec.codecs["*"] = {"two_bit", {}};
+       }},
+      {"policy",
+       [](JobSpec& spec) {
+         spec.policy = {"guess", {}};
+       }},
+  };
+  for (const auto& [field, ask] : asked) {
+    ClusterForTest cluster;
+    JobSpec spec = Spec(2);
+    ask(spec);
+    const absl::Status status = cluster.Join(cluster.Worker("w0", spec, 0));
+    EXPECT_FALSE(status.ok()) << field;
+    EXPECT_NE(std::string(status.message()).find(field), std::string::npos) << status;
+  }
+}
+
 TEST_F(CoreTest, PlacesSealsAndReturnsTheSameIds) {
   Start(2, Spec(2));
   const RequestId first = Register(W(0));
