@@ -49,6 +49,8 @@ SessionImpl::~SessionImpl() {
   if (timer_thread_.joinable()) timer_thread_.join();
   if (joined_.self.node != NodeId()) control_->StopWatch();
   if (links_ != nullptr) links_->Shutdown(absl::CancelledError("the session was closed"));
+  // No channel calls into the links once the transport is gone.
+  transport_.reset();
   links_.reset();
 }
 

@@ -94,9 +94,9 @@ void SessionImpl::Apply(const SealedDirective& directive) {
 }
 
 void SessionImpl::Apply(const RecallSamplesDirective&) {
-  if (!lease_) return;
-  ReturnSamplesRequest unused{lease_->TakeAll()};
-  if (unused.ranges.empty()) return;
+  // Answered also with nothing: another worker's draw waits for it.
+  ReturnSamplesRequest unused;
+  if (lease_) unused.ranges = lease_->TakeAll();
   for (const SampleRange& range : unused.ranges) {
     counters_.returned += Samples(range.end - range.begin);
   }

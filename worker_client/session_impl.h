@@ -156,7 +156,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
 
   const SessionOptions options_;
   const std::unique_ptr<ControlClient> control_;
-  const std::unique_ptr<Transport> transport_;
+  std::unique_ptr<Transport> transport_;
   JoinReply joined_;  // constant after Start
   std::unique_ptr<OwnerLinks> links_;
 

@@ -1,0 +1,128 @@
+// paceline-scheduler: wires configuration, journal, core, event loop and gRPC together.
+#include <signal.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <utility>
+
+#include "common/base/status.h"
+#include "common/config/config.h"
+#include "common/config/environment.h"
+#include "common/runtime/clock.h"
+#include "common/runtime/log.h"
+#include "control/grpc/server.h"
+#include "scheduler/core/core.h"
+#include "scheduler/event_loop.h"
+#include "scheduler/journal.h"
+#include "scheduler/trace_file.h"
+
+namespace paceline {
+namespace {
+
+// Blocks the signals that end the daemon in every thread to come; they are read from the result.
+int SignalDescriptor() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+  return signalfd(-1, &signals, SFD_CLOEXEC);
+}
+
+absl::Status MakeStateDirectory(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error) {
+    return absl::FailedPreconditionError(absl::StrCat("cannot make state_dir '", path,
+                                                      "': ", error.message(),
+                                                      "; give another with --state-dir"));
+  }
+  if (chmod(path.c_str(), 0700) != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("cannot make state_dir '", path, "' private: ", strerror(errno)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Ready(int fd, const std::string& address) {
+  if (fd < 0) return absl::OkStatus();
+  const std::string line = address + "\n";
+  const bool written = write(fd, line.data(), line.size()) == static_cast<ssize_t>(line.size());
+  close(fd);
+  if (!written) return absl::InternalError(absl::StrCat("cannot write to --ready-fd ", fd));
+  return absl::OkStatus();
+}
+
+CoreOptions ToCoreOptions(const SchedulerConfig& config) {
+  CoreOptions options;
+  options.cluster = config.cluster;
+  options.version = std::string(ProgramVersion());
+  options.heartbeat_interval_ms = config.heartbeat_ms;
+  options.failure_timeout_ms = config.failure_timeout_ms;
+  options.limits.max_jobs = config.max_jobs;
+  options.limits.max_nodes = config.max_nodes;
+  return options;
+}
+
+absl::Status Serve(const SchedulerConfig& config, int signals) {
+  PACELINE_RETURN_IF_ERROR(CheckExposure("listen", config.listen, config.tls, config.insecure));
+  PACELINE_RETURN_IF_ERROR(MakeStateDirectory(config.state_dir));
+  PACELINE_ASSIGN_OR_RETURN(auto journal, OpenSqliteJournal(config.journal, config.cluster));
+  const CoreOptions core_options = ToCoreOptions(config);
+  TraceFile trace(config.state_dir + "/trace", core_options, {}, config.trace_max_events,
+                  config.trace_max_bytes);
+  absl::Status journal_failure;
+  EventLoopOptions options;
+  options.trace = [&trace](Ticks now, const SchedulerEvent& event) { trace.Append(now, event); };
+  options.on_failed = [&journal_failure](const absl::Status& cause) {
+    journal_failure = cause;
+    kill(getpid(), SIGTERM);
+  };
+  PACELINE_ASSIGN_OR_RETURN(
+      auto loop, EventLoop::Make(std::move(options), std::make_unique<Core>(core_options),
+                                 std::move(journal), &Clock::Real()));
+  loop->Start();
+  PACELINE_ASSIGN_OR_RETURN(
+      auto server,
+      GrpcControlServer::Start(config.listen, {config.tls.cert, config.tls.key, config.tls.ca},
+                               loop.get()));
+  const std::string address = AdvertisedAddress(config.advertise, server->address());
+  LogInfo("scheduler", "cluster '", config.cluster, "' at ", address);
+  PACELINE_RETURN_IF_ERROR(Ready(config.ready_fd, address));
+  signalfd_siginfo info;
+  while (read(signals, &info, sizeof(info)) != sizeof(info)) {
+  }
+  LogInfo("scheduler", "ending");
+  loop->Stop();
+  server->Stop();
+  return journal_failure;
+}
+
+int Main(int argc, char** argv) {
+  auto loaded = LoadSchedulerConfig(argc, argv, Environment::FromProcess());
+  if (!loaded.ok()) {
+    std::fprintf(stderr, "paceline-scheduler: %s\n",
+                 std::string(loaded.status().message()).c_str());
+    return 2;
+  }
+  if (loaded->exit_code) {
+    std::fputs(loaded->text.c_str(), stdout);
+    return *loaded->exit_code;
+  }
+  const absl::Status status = Serve(loaded->config, SignalDescriptor());
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "paceline-scheduler: %s\n", std::string(status.message()).c_str());
+  return 1;
+}
+
+}  // namespace
+}  // namespace paceline
+
+int main(int argc, char** argv) { return paceline::Main(argc, argv); }
