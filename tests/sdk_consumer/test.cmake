@@ -14,6 +14,10 @@ run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${SCRATCH}/prefix --component s
 run(${CMAKE_COMMAND} -S ${SOURCE} -B ${SCRATCH}/build -G Ninja -D CMAKE_BUILD_TYPE=Release
     -D CMAKE_CXX_COMPILER=${COMPILER} -D CMAKE_PREFIX_PATH=${SCRATCH}/prefix)
 run(${CMAKE_COMMAND} --build ${SCRATCH}/build)
-run(${SCRATCH}/build/consumer)
-message(STATUS "${out}")
+# Nobody listens at the address it dials: what has to come back is an error that names it.
+execute_process(COMMAND ${SCRATCH}/build/consumer RESULT_VARIABLE code OUTPUT_VARIABLE out
+                TIMEOUT 30)
+if(NOT code EQUAL 1 OR NOT out MATCHES "127\\.0\\.0\\.1:1")
+  message(FATAL_ERROR "exit code ${code}, expected 1 and an error naming 127.0.0.1:1:\n${out}")
+endif()
 file(REMOVE_RECURSE ${SCRATCH})
