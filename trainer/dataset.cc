@@ -15,6 +15,9 @@ namespace {
 
 constexpr uint32_t kPixels = 28 * 28;
 constexpr uint32_t kClasses = 10;
+// Of the training set's pixels; inputs around 0 train in half the steps.
+constexpr float kMean = 0.2860f;
+constexpr float kDeviation = 0.3530f;
 constexpr uint32_t kTrainFileSamples = 60'000;
 constexpr uint32_t kTrainSamples = 55'000;
 constexpr uint32_t kTestSamples = 10'000;
@@ -87,6 +90,8 @@ absl::StatusOr<Dataset> ReadPart(const std::string& directory, const std::string
   Dataset out;
   out.features = kPixels;
   out.classes = kClasses;
+  out.mean = kMean;
+  out.deviation = kDeviation;
   PACELINE_ASSIGN_OR_RETURN(
       out.images,
       ReadIdx(absl::StrCat(directory, "/", part, "-images-idx3-ubyte.gz"), {samples, 28, 28}));
@@ -135,6 +140,8 @@ Dataset Slice(const Dataset& all, uint32_t begin, uint32_t end) {
   Dataset out;
   out.features = all.features;
   out.classes = all.classes;
+  out.mean = all.mean;
+  out.deviation = all.deviation;
   out.images.assign(all.images.begin() + static_cast<ptrdiff_t>(size_t{begin} * all.features),
                     all.images.begin() + static_cast<ptrdiff_t>(size_t{end} * all.features));
   out.labels.assign(all.labels.begin() + begin, all.labels.begin() + end);

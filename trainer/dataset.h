@@ -19,6 +19,9 @@ inline constexpr std::string_view kFashionMnistDirectory = "/usr/share/datasets/
 struct Dataset {
   uint32_t features = 0;  // values of an image
   uint32_t classes = 0;
+  // A model sees (pixel / 255 - mean) / deviation.
+  float mean = 0.0f;
+  float deviation = 1.0f;
   std::vector<uint8_t> images;  // size() x features, 0..255
   std::vector<uint8_t> labels;  // 0 .. classes - 1
 

@@ -124,7 +124,8 @@ BatchResult Model::Forward(const Dataset& data, std::span<const uint32_t> indice
     PACELINE_CHECK(indices[row] < data.size());
     const std::span<const uint8_t> image = data.image(indices[row]);
     float* out = input.data() + row * image.size();
-    for (size_t i = 0; i < image.size(); ++i) out[i] = static_cast<float>(image[i]) / 255.0f;
+    for (size_t i = 0; i < image.size(); ++i)
+      out[i] = (static_cast<float>(image[i]) / 255.0f - data.mean) / data.deviation;
   }
   for (size_t layer = 0; layer < l.weights.size(); ++layer) {
     Matrix& output = l.activations[layer + 1];

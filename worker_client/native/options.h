@@ -36,9 +36,9 @@ struct ProgramOptions {
 // The rows write into `options`, which must outlive the table.
 void AddProgramKeys(KeyTable& table, ProgramOptions& options);
 
-// Fills what depends on other keys, in `options` and in the job: the optimizer (SGD with momentum
-// 0.9), its rate, 5 epochs and batches of 64 where nothing is said, and the size of the training
-// set. InvalidArgument names the key, the value and what is allowed.
+// Fills what depends on other keys, in `options` and in the job: the optimizer (Nesterov
+// momentum 0.9), its rate, 5 epochs and batches of 64 where nothing is said, and the size of the
+// training set. InvalidArgument names the key, the value and what is allowed.
 absl::Status Complete(ProgramOptions& options, JobSpec& job, uint32_t train_samples);
 
 }  // namespace paceline
