@@ -3,6 +3,15 @@
 #include <algorithm>
 
 namespace paceline {
+namespace {
+
+bool IsIn(const GroupPlan& group, const Member& member) {
+  return std::any_of(group.members.begin(), group.members.end(), [&member](const Member& m) {
+    return m.node == member.node && m.incarnation == member.incarnation;
+  });
+}
+
+}  // namespace
 
 void GroupTable::ApplyPlan(const std::vector<GroupPlan>& groups) {
   for (const GroupPlan& group : groups) {
@@ -36,6 +45,17 @@ void GroupTable::Fence(const NodeRef& dead, const std::vector<GroupPlan>& groups
     if (newest != nullptr && newest->plan->generation >= group.generation) continue;
     const uint32_t planned =
         newest == nullptr ? static_cast<uint32_t>(group.members.size()) : newest->planned_members;
+    // One that joins at the activation step owes nothing to the steps before it, which the new
+    // generation now holds for as well.
+    if (group.activation_step > Step(0)) {
+      const Step before = group.activation_step - Step(1);
+      const Generation* const held = InForce(group.id, before);
+      for (const Member& member : group.members) {
+        if (held != nullptr && !IsIn(*held->plan, member)) {
+          Cover(group.id, member.node, member.incarnation, before);
+        }
+      }
+    }
     groups_[group.id].clear();
     Append(group, Step(0), planned);
     covered_.erase({group.id, dead.node});

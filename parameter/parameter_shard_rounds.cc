@@ -23,6 +23,13 @@ RoundKey KeyOf(const Operation& operation) {
   return {operation.group, operation.step, operation.ordinal};
 }
 
+// The reply goes to the newest attempt; an older one may still be on its way.
+void TakeNewer(Operation& current, const Operation& attempt) {
+  if (attempt.sequence < current.sequence) return;
+  current.route = attempt.route;
+  current.sequence = attempt.sequence;
+}
+
 }  // namespace
 
 MemberOperations& ParameterShard::OperationsOf(const Operation& operation) {
@@ -56,8 +63,7 @@ void ParameterShard::Contribute(const Operation& operation, const Piece& piece,
   const OperationId id = IdOf(operation);
   if (OpenOperation* open = member.Find(id)) {
     if (open->contribution) {
-      open->operation.route = operation.route;
-      open->operation.sequence = operation.sequence;
+      TakeNewer(open->operation, operation);
       return AddPiece(KeyOf(open->operation), position, *open, piece, now, replies);
     }
     return Again(*open, operation, piece, replies);
@@ -93,8 +99,7 @@ void ParameterShard::Contribute(const Operation& operation, const Piece& piece,
 void ParameterShard::Again(OpenOperation& open, const Operation& operation, const Piece& piece,
                            Replies* replies) {
   if (!IsLast(operation, piece)) return;
-  open.operation.route = operation.route;
-  open.operation.sequence = operation.sequence;
+  TakeNewer(open.operation, operation);
   if (!open.reply) return;  // its round will answer
   Reply reply = *open.reply;
   reply.to = open.operation;

@@ -167,11 +167,11 @@ void JobShards::ApplyPlan(std::shared_ptr<const PreparedPlan> plan, Ticks now, R
   plan_ = std::move(plan);
   groups_.ApplyPlan(plan_->plan.groups);
   VoidOutdated(replies);
-  UpdateShards(replies);
+  UpdateShards(now, replies);
   ReplayParked(now, replies);
 }
 
-void JobShards::UpdateShards(Replies* replies) {
+void JobShards::UpdateShards(Ticks now, Replies* replies) {
   const Plan& plan = plan_->plan;
   std::set<ChunkKey> owned;
   for (const TensorPlan& tensor : plan.tensors) {
@@ -202,6 +202,7 @@ void JobShards::UpdateShards(Replies* replies) {
       ++it;
       continue;
     }
+    CutAbort(absl::AbortedError("a shard moved during the cut; try again"), now, replies);
     it->second.Abandon(OperationStatus::kNotOwner, replies);
     it = shards_.erase(it);
   }

@@ -103,7 +103,7 @@ class JobShards {
   void Refuse(const Operation& operation, const Piece& piece, OperationStatus status,
               Replies* replies);
   void ReplayParked(Ticks now, Replies* replies);
-  void UpdateShards(Replies* replies);
+  void UpdateShards(Ticks now, Replies* replies);
   void VoidOutdated(Replies* replies);
   void AdvanceCut(Ticks now, Replies* replies);
   bool TryCopy(ChunkKey key, Ticks now, Replies* replies);
