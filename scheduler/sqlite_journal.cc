@@ -4,6 +4,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include <array>
 #include <cerrno>
 #include <cstring>
 
@@ -212,6 +213,22 @@ absl::Status SystemError(const std::string& path, std::string_view what) {
                                              "; check that the directory exists and is writable"));
 }
 
+// SQLite takes a file shorter than its header for a new database and would overwrite it.
+absl::Status CheckHeader(const std::string& path) {
+  constexpr std::string_view kMagic("SQLite format 3\0", 16);
+  std::array<char, 100> header;
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return SystemError(path, "open");
+  const ssize_t count = ::pread(fd, header.data(), header.size(), 0);
+  ::close(fd);
+  if (count < 0) return SystemError(path, "read");
+  if (count == static_cast<ssize_t>(header.size()) &&
+      std::string_view(header.data(), kMagic.size()) == kMagic) {
+    return absl::OkStatus();
+  }
+  return Damaged(path, "it does not begin as a journal");
+}
+
 // Written beside and moved into place, so that a crash leaves no half-made journal.
 absl::Status CreateFile(const std::string& path, const std::string& cluster) {
   const std::string made = path + ".new";
@@ -266,8 +283,8 @@ absl::StatusOr<std::unique_ptr<Journal>> OpenSqliteJournal(const std::string& pa
   if (::stat(path.c_str(), &info) != 0) {
     if (errno != ENOENT) return SystemError(path, "stat");
     PACELINE_RETURN_IF_ERROR(CreateFile(path, cluster));
-  } else if (info.st_size == 0) {
-    return Damaged(path, "the file is empty");
+  } else {
+    PACELINE_RETURN_IF_ERROR(CheckHeader(path));
   }
   // It holds the keys of data connections.
   if (::chmod(path.c_str(), 0600) != 0) return SystemError(path, "chmod");
