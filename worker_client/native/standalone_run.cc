@@ -45,7 +45,7 @@ absl::Status RunStandalone(Model& model, const DatasetSplit& data, const Program
   std::printf("test accuracy %.4f loss %.4f\n", test.accuracy(), test.loss());
   if (options.save.empty()) return absl::OkStatus();
   return SaveParameters(options.save, model, parameters,
-                        {{"model", options.model}, {"job", job.name}, {"format", "paceline"}});
+                        {{"model", options.model}, {"format", "paceline"}});
 }
 
 }  // namespace paceline

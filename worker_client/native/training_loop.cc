@@ -60,8 +60,11 @@ absl::Status TrainingLoop::Prepare() {
   return PullAll();
 }
 
+// A group's step 0 is the round in which its members took their first weights.
+Step TrainingLoop::UpdatesSoFar() const { return session_.step() - Step(1); }
+
 absl::StatusOr<bool> TrainingLoop::TrainStep() {
-  if (options_.max_steps != 0 && session_.step().value() >= options_.max_steps) return false;
+  if (options_.max_steps != 0 && UpdatesSoFar().value() >= options_.max_steps) return false;
   PACELINE_ASSIGN_OR_RETURN(const SampleBatch batch, session_.DrawSamples(batch_size_));
   if (batch.finished) return false;
   for (const uint32_t index : batch.indices) {
@@ -91,7 +94,7 @@ absl::Status TrainingLoop::Exchange(Samples samples) {
   for (size_t t = 0; t < tensors_.size(); ++t) {
     OperationOptions options;
     options.samples = samples;
-    options.learning_rate = options_.schedule.At(session_.step());
+    options.learning_rate = options_.schedule.At(UpdatesSoFar());
     // The next step needs the first layer first.
     options.priority = -static_cast<int32_t>(t);
     PACELINE_ASSIGN_OR_RETURN(
@@ -159,9 +162,8 @@ absl::Status TrainingLoop::Finish() {
   session_.ReportProgress(
       {{"test_accuracy", result_.test.accuracy()}, {"test_loss", result_.test.loss()}});
   if (!options_.save.empty()) {
-    PACELINE_RETURN_IF_ERROR(SaveParameters(
-        options_.save, model_, result_.parameters,
-        {{"model", options_.model}, {"job", session_.spec().name}, {"format", "paceline"}}));
+    PACELINE_RETURN_IF_ERROR(SaveParameters(options_.save, model_, result_.parameters,
+                                            {{"model", options_.model}, {"format", "paceline"}}));
   }
   return session_.Leave("finished");
 }

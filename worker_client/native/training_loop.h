@@ -38,6 +38,7 @@ class TrainingLoop {
  private:
   absl::Status Prepare();
   absl::StatusOr<bool> TrainStep();  // false: no samples are left
+  Step UpdatesSoFar() const;
   void ComputeGradient(const SampleBatch& batch);
   absl::Status Exchange(Samples samples);
   void Report(const BatchResult& batch);

@@ -150,7 +150,7 @@ class LocalSession final : public Session {
       for (float& v : mean) v /= static_cast<float>(options.samples.value());
       std::vector<std::span<float>> slots(slots_[tensor.value()].begin(),
                                           slots_[tensor.value()].end());
-      optimizer_->Apply(mine, slots, mean, options.learning_rate, step_.value() + 1);
+      optimizer_->Apply(mine, slots, mean, options.learning_rate, step_.value());
     } else {
       ++empty_pushes;
     }
@@ -227,7 +227,7 @@ class LocalSession final : public Session {
   std::unique_ptr<const Optimizer> optimizer_;
   std::vector<std::vector<float>> weights_;
   std::vector<std::vector<std::vector<float>>> slots_;
-  Step step_;
+  Step step_{1};  // after the round that members start from
   Epoch epoch_;
   uint64_t position_ = 0;
   uint64_t operations_ = 0;
