@@ -125,6 +125,8 @@ void SessionImpl::OpenWatch() {
 }
 
 void SessionImpl::SendQueued() {
+  // Leave sends what is queued beside the control thread; each request is sent and taken off once.
+  MutexLock one_sender(&send_mutex_);
   while (true) {
     NodeRequest request;
     {

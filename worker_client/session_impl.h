@@ -146,7 +146,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   void Apply(const RecallSamplesDirective& directive) REQUIRES(mutex_);
   void Apply(const EndJobDirective& directive) REQUIRES(mutex_);
   void RunControl();
-  void SendQueued() EXCLUDES(mutex_);
+  void SendQueued() EXCLUDES(mutex_, send_mutex_);
   void OpenWatch();
   WorkerReport MakeReport() EXCLUDES(mutex_);
   absl::Status Refill(uint32_t count);
@@ -183,6 +183,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   uint64_t used_this_step_ GUARDED_BY(mutex_) = 0;       // samples of pushes with an outcome
   SessionCounters counters_ GUARDED_BY(mutex_);
 
+  Mutex send_mutex_;  // held while the outbox is sent; before mutex_
   std::deque<NodeRequest> outbox_ GUARDED_BY(mutex_);  // acks and returned samples
   bool watch_lost_ GUARDED_BY(mutex_) = false;
   std::map<std::string, Metric> metrics_ GUARDED_BY(mutex_);
