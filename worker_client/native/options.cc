@@ -69,7 +69,8 @@ double DefaultRate(const NamedSpec& optimizer) {
 }
 
 absl::Status CompleteOptimizer(const ProgramOptions& options, NamedSpec& optimizer) {
-  if (optimizer.name.empty()) optimizer = {"nesterov", {}};
+  // Nesterov's is a form of momentum; without any, what is left of it is plain SGD.
+  if (optimizer.name.empty()) optimizer.name = options.momentum == 0.0 ? "sgd" : "nesterov";
   if (options.momentum) optimizer.parameters["momentum"] = *options.momentum;
   if (options.weight_decay) optimizer.parameters["weight_decay"] = *options.weight_decay;
   if (options.learning_rate) optimizer.parameters["learning_rate"] = *options.learning_rate;

@@ -74,6 +74,8 @@ TEST(OptionsTest, FlagsReachTheJob) {
   EXPECT_EQ(options.slowdown, (std::vector<double>{1, 1, 1, 3}));
   ASSERT_EQ(ErrorOf({"--optimizer", "sgd"}, &options, &job), "");
   EXPECT_EQ(options.schedule.base, 0.1f);
+  ASSERT_EQ(ErrorOf({"--momentum", "0"}, &options, &job), "");
+  EXPECT_EQ(job.optimizer, (NamedSpec{"sgd", {{"learning_rate", 0.1}, {"momentum", 0}}}));
   ASSERT_EQ(ErrorOf({"--max-steps", "7"}, &options, &job), "");
   EXPECT_EQ(job.epochs, 0u);  // the steps say when to stop
 }
