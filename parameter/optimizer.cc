@@ -216,8 +216,9 @@ absl::StatusOr<Values> Resolve(const Kind& kind, const NamedSpec& spec) {
   Values values;
   for (const ParameterRule& rule : kind.rules) values.emplace(rule.name, rule.otherwise);
   for (const auto& [name, value] : spec.parameters) {
+    const std::string& given = name;  // clang 14 cannot capture a structured binding
     const auto rule = std::find_if(kind.rules.begin(), kind.rules.end(),
-                                   [&name](const ParameterRule& r) { return r.name == name; });
+                                   [&given](const ParameterRule& r) { return r.name == given; });
     if (rule == kind.rules.end()) return UnknownParameter(kind, name);
     if (!std::isfinite(value) || !rule->valid(value)) {
       return absl::InvalidArgumentError(absl::StrCat("optimizer ", Absl(kind.name), ": ", name,

@@ -1,7 +1,9 @@
 // A shard with its groups and members, driven one message at a time.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -50,8 +52,7 @@ struct Sent {
 class ShardHarness {
  public:
   ShardHarness(uint64_t elements, const NamedSpec& optimizer, std::vector<GroupPlan> groups,
-               Normalization normalization = Normalization::kMean, bool deterministic = false)
-      : elements_(elements) {
+               Normalization normalization = Normalization::kMean, bool deterministic = false) {
     groups_.ApplyPlan(groups);
     ShardSettings settings;
     if (!optimizer.name.empty()) settings.optimizer = *Optimizer::Create(optimizer);
@@ -118,7 +119,6 @@ class ShardHarness {
   }
 
  private:
-  const uint64_t elements_;
   GroupTable groups_;
   FloatPool pool_{64u << 20};
   std::optional<ParameterShard> shard_;

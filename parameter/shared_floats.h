@@ -44,7 +44,7 @@ class SharedFloats {
   Block* block_ = nullptr;
 };
 
-// Arrays that were let go, kept for the next of their size: a round needs no allocation in the
+// Arrays that were let go, kept for the next of their size: a round allocates no array in the
 // steady state. What is given may still be read elsewhere; it is reused once it is not.
 // Thread rule: one thread.
 class FloatPool {

@@ -15,13 +15,19 @@
 //  Boundary  The member contributes nothing more to steps step..origin_step; answered with kOk.
 //  ReadState / WriteState  Weights, optimizer slots, version of one chunk (layout in
 //            docs/wire_format.md); WriteState from the init writer only.
-// Learning rate of a round: of the contributing member with the lowest rank.
-// A frame of a group generation that is newer than known, or for a step before its activation, is
-// parked (bounded) until the plan comes; of one that no longer holds for its step it is answered
-// kOldGeneration. job_generation: newer is parked, older is accepted while this owner still owns
-// the chunk, else kNotOwner. A repeated operation (same incarnation, group, origin step, ordinal,
-// kind, chunk) is never applied twice: it gets the kept reply, or waits for the round it is part
-// of.
+// Replies to Pull carry the samples in all updates so far, those to Push, PushPull and Reduce the
+// samples in the sum. A round without any samples applies nothing and leaves the version. A
+// gradient that is not finite counts as no samples: its sender gets the weights with kNotFinite. A
+// push on a version of another lineage, or after the member's own Boundary for that step:
+// kDiscarded. Both count as discarded samples, of the lead chunk. Pieces begin at multiples of
+// kMaxPieceBytes and are full but the last; a refusal is sent once per message, at its last piece.
+// Payloads may be f32, f16 or bf16; sums are f32. Learning rate of a round: of the member with
+// samples that has the lowest rank; 0 takes the optimizer's own. A frame of a group generation that
+// is newer than known, or for a step before its activation, is parked (bounded) until the plan
+// comes; of one that no longer holds for its step it is answered kOldGeneration. job_generation:
+// newer is parked, older is accepted while this owner still owns the chunk, else kNotOwner. A
+// repeated operation (same incarnation, group, origin step, ordinal, kind, chunk) is never applied
+// twice: it gets the kept reply, or waits for the round it is part of.
 #pragma once
 
 #include <cstdint>
@@ -71,13 +77,16 @@ class Router : public FrameSink, public KeyStore {
   virtual void EndJob(const EndJobDirective& directive, Done done) = 0;
 
   // Phase 1 of a cut: holds every step of the job above what is applied or decided, answers per
-  // group. Phase 2: lets each group run to `steps`, copies, releases, hands the copies over.
+  // group that has applied any. Phase 2: lets each group run to `steps`, copies each chunk when its
+  // group's members have all sent the Boundary of that step (until then more of it may come),
+  // releases, hands the copies over. Aborted by a fence, a shard that moves, another cut.
   virtual void CutCollect(JobId job, std::function<void(std::map<GroupId, Step>)> done) = 0;
   virtual void CutAt(JobId job, const std::map<GroupId, Step>& steps,
                      std::function<void(absl::StatusOr<std::vector<ChunkSnapshot>>)> done) = 0;
   virtual void CutAbort(JobId job) = 0;
 
-  // What the scheduler is told: staleness and counts per job; bytes and connections.
+  // What the scheduler is told: staleness and counts per job; bytes and connections. Waits for the
+  // shard threads, so never called from a `done`.
   virtual ServerReport Report() = 0;
 };
 
