@@ -39,18 +39,17 @@ bool IsHeartbeat(const SchedulerEvent& event) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<EventLoop>> EventLoop::Make(EventLoopOptions options,
-                                                           std::unique_ptr<Core> core,
-                                                           std::unique_ptr<Journal> journal,
-                                                           const Clock* clock) {
-  const std::vector<JournalEntry> entries = journal->TakeRecovered();
-  PACELINE_RETURN_IF_ERROR(Annotate(core->Recover(entries), "recovery from the journal"));
-  if (!entries.empty()) {
-    LogInfo("scheduler", "recovered ", entries.size(), " journal entries up to ",
-            entries.back().index, ", term ", core->term().value());
+absl::StatusOr<std::unique_ptr<EventLoop>> EventLoop::Make(
+    EventLoopOptions options, std::unique_ptr<Core> core,
+    const std::vector<JournalEntry>& recovered, std::unique_ptr<Journal> journal,
+    const Clock* clock) {
+  PACELINE_RETURN_IF_ERROR(Annotate(core->Recover(recovered), "recovery from the journal"));
+  if (!recovered.empty()) {
+    LogInfo("scheduler", "recovered ", recovered.size(), " journal entries up to ",
+            recovered.back().index, ", term ", core->term().value());
   }
   return std::unique_ptr<EventLoop>(new EventLoop(std::move(options), std::move(core),
-                                                  std::move(journal), clock, entries.size()));
+                                                  std::move(journal), clock, recovered.size()));
 }
 
 EventLoop::EventLoop(EventLoopOptions options, std::unique_ptr<Core> core,

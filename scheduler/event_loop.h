@@ -43,9 +43,11 @@ struct EventLoopOptions {
 // Thread rule: as ControlService; Start and Stop from one thread.
 class EventLoop final : public ControlService {
  public:
-  // Recovers the core from the journal; DataLoss when it cannot be read. `clock` outlives the loop.
+  // Recovers the core from what the journal held (TakeRecovered); DataLoss when the core cannot
+  // read it. `clock` outlives the loop.
   static absl::StatusOr<std::unique_ptr<EventLoop>> Make(EventLoopOptions options,
                                                          std::unique_ptr<Core> core,
+                                                         const std::vector<JournalEntry>& recovered,
                                                          std::unique_ptr<Journal> journal,
                                                          const Clock* clock);
   ~EventLoop() override { Stop(); }

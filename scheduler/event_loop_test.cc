@@ -93,6 +93,7 @@ class EventLoopTest : public testing::Test {
     options.tick_interval = Milliseconds(5);
     options.on_failed = [this](const absl::Status& s) { failed_.set_value(s); };
     auto loop = EventLoop::Make(std::move(options), std::make_unique<Core>(CoreOptions{}),
+                                InMemoryJournal::Entries(*store_),
                                 std::make_unique<InMemoryJournal>(store_), &clock_);
     ASSERT_TRUE(loop.ok()) << loop.status();
     loop_ = *std::move(loop);
@@ -197,8 +198,9 @@ TEST_F(EventLoopTest, AJournalTheCoreCannotReadIsAnError) {
     InMemoryJournal journal(store_);
     journal.Append({{1, "unreadable"}}, [](absl::Status) {});
   }
-  const auto loop = EventLoop::Make({}, std::make_unique<Core>(CoreOptions{}),
-                                    std::make_unique<InMemoryJournal>(store_), &clock_);
+  const auto loop =
+      EventLoop::Make({}, std::make_unique<Core>(CoreOptions{}), InMemoryJournal::Entries(*store_),
+                      std::make_unique<InMemoryJournal>(store_), &clock_);
   EXPECT_EQ(loop.status().code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(loop.status().message(), "recovery from the journal: entry cannot be read");
 }

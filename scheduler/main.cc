@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "common/base/status.h"
 #include "common/config/config.h"
@@ -24,6 +25,8 @@
 
 namespace paceline {
 namespace {
+
+constexpr unsigned kStopSeconds = 4;
 
 // Blocks the signals that end the daemon in every thread to come; they are read from the result.
 int SignalDescriptor() {
@@ -76,7 +79,8 @@ absl::Status Serve(const SchedulerConfig& config, int signals) {
   PACELINE_RETURN_IF_ERROR(MakeStateDirectory(config.state_dir));
   PACELINE_ASSIGN_OR_RETURN(auto journal, OpenSqliteJournal(config.journal, config.cluster));
   const CoreOptions core_options = ToCoreOptions(config);
-  TraceFile trace(config.state_dir + "/trace", core_options, {}, config.trace_max_events,
+  const std::vector<JournalEntry> recovered = journal->TakeRecovered();
+  TraceFile trace(config.state_dir + "/trace", core_options, recovered, config.trace_max_events,
                   config.trace_max_bytes);
   absl::Status journal_failure;
   EventLoopOptions options;
@@ -87,7 +91,7 @@ absl::Status Serve(const SchedulerConfig& config, int signals) {
   };
   PACELINE_ASSIGN_OR_RETURN(
       auto loop, EventLoop::Make(std::move(options), std::make_unique<Core>(core_options),
-                                 std::move(journal), &Clock::Real()));
+                                 recovered, std::move(journal), &Clock::Real()));
   loop->Start();
   PACELINE_ASSIGN_OR_RETURN(
       auto server,
@@ -100,6 +104,8 @@ absl::Status Serve(const SchedulerConfig& config, int signals) {
   while (read(signals, &info, sizeof(info)) != sizeof(info)) {
   }
   LogInfo("scheduler", "ending");
+  // What is in the journal is safe at any moment: a disk that hangs must not keep the process.
+  alarm(kStopSeconds);
   loop->Stop();
   server->Stop();
   return journal_failure;
@@ -116,6 +122,7 @@ int Main(int argc, char** argv) {
     std::fputs(loaded->text.c_str(), stdout);
     return *loaded->exit_code;
   }
+  SetLogLevel(LogLevelFromName(loaded->config.log_level));
   const absl::Status status = Serve(loaded->config, SignalDescriptor());
   if (status.ok()) return 0;
   std::fprintf(stderr, "paceline-scheduler: %s\n", std::string(status.message()).c_str());

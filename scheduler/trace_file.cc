@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <utility>
 
 #include "common/runtime/log.h"
@@ -15,6 +16,8 @@ namespace paceline {
 TraceFile::TraceFile(const std::string& path, const CoreOptions& options,
                      std::vector<JournalEntry> recovered, uint64_t max_events, uint64_t max_bytes)
     : events_left_(max_events), bytes_left_(max_bytes) {
+  if (max_events == 0) return;
+  rename(path.c_str(), (path + ".previous").c_str());  // there may be none
   fd_ = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (fd_ < 0) {
     LogWarning("scheduler", "no event trace: cannot write '", path, "': ", strerror(errno));

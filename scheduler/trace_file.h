@@ -16,7 +16,9 @@ namespace paceline {
 // replays only from its beginning.
 class TraceFile {
  public:
-  // A path that cannot be written costs the trace, not the scheduler: that is logged.
+  // The trace of the run before is kept as PATH.previous: it may be the one that tells why this run
+  // had to start. A path that cannot be written costs the trace, not the scheduler: that is logged.
+  // No events asked for: no file.
   TraceFile(const std::string& path, const CoreOptions& options,
             std::vector<JournalEntry> recovered, uint64_t max_events, uint64_t max_bytes);
   ~TraceFile();

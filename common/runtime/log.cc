@@ -44,6 +44,13 @@ void Log(LogLevel level, std::string_view component, std::string_view text) {
 
 void SetLogLevel(LogLevel level) { Logger().set_level(ToSpdlog(level)); }
 
+LogLevel LogLevelFromName(std::string_view name) {
+  if (name == "debug") return LogLevel::kDebug;
+  if (name == "warning") return LogLevel::kWarning;
+  if (name == "error") return LogLevel::kError;
+  return LogLevel::kInfo;
+}
+
 struct LogLimiter::Impl {
   std::string component;
   uint32_t burst;

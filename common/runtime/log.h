@@ -16,6 +16,8 @@ enum class LogLevel { kDebug, kInfo, kWarning, kError };
 // Thread rule: any thread. Lines go to stderr as "2026-01-02T03:04:05.678Z info  scheduler: text".
 void Log(LogLevel level, std::string_view component, std::string_view text);
 void SetLogLevel(LogLevel level);
+// "debug", "info", "warning", "error"; anything else is taken for "info".
+LogLevel LogLevelFromName(std::string_view name);
 
 template <typename... Args>
 void LogInfo(std::string_view component, const Args&... args) {
