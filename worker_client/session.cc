@@ -476,13 +476,17 @@ absl::Status SessionImpl::Leave(const std::string& reason) {
   request.reason = reason;
   request.last = MakeReport();
   const Ticks deadline = Now() + kLeaveTimeout;
+  {
+    MutexLock lock(&mutex_);
+    leaving_ = true;
+  }
   PACELINE_RETURN_IF_ERROR(control_->Call(joined_.self, request, kLeaveTimeout).status());
   std::optional<Step> from;
   {
     MutexLock lock(&mutex_);
     // Alone in its group nobody waits for it; else the commit says from which step on it is gone.
     const bool alone = group_->current().members.size() <= 1;
-    while (failed_.ok() && !alone && !group_->leaves_at() && Now() < deadline) {
+    while (failed_.ok() && !alone && !gone_ && !group_->leaves_at() && Now() < deadline) {
       changed_.WaitFor(&mutex_, deadline - Now());
     }
     from = group_->leaves_at();

@@ -117,6 +117,12 @@ void SessionImpl::OpenWatch() {
       [this](absl::Status cause) {
         MutexLock lock(&mutex_);
         if (closing_ || left_) return;
+        if (leaving_ && absl::IsFailedPrecondition(cause)) {
+          // It has left, and no word about its group comes after this.
+          gone_ = true;
+          changed_.SignalAll();
+          return;
+        }
         LogWarning("worker", options_.worker_name, ": watch stream of ", control_->Peer(),
                    " ended: ", std::string(cause.message()));
         watch_lost_ = true;
@@ -136,12 +142,11 @@ void SessionImpl::SendQueued() {
     }
     const absl::Status status = control_->Call(joined_.self, request, kControlTimeout).status();
     if (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status)) return;  // again later
-    if (!status.ok()) {
-      LogWarning("worker", options_.worker_name,
-                 ": the scheduler refused a report: ", std::string(status.message()));
-    }
     MutexLock lock(&mutex_);
     outbox_.pop_front();
+    if (status.ok() || (leaving_ && absl::IsFailedPrecondition(status))) continue;
+    LogWarning("worker", options_.worker_name,
+               ": the scheduler refused a report: ", std::string(status.message()));
   }
 }
 
@@ -182,7 +187,8 @@ void SessionImpl::RunControl() {
     next_heartbeat = Now() + heartbeat;
     if (absl::IsFailedPrecondition(status)) {
       MutexLock lock(&mutex_);
-      if (!left_) Fail(status);
+      // To one that is leaving it says that it has left.
+      if (!left_ && !leaving_) Fail(status);
     }
   }
 }

@@ -165,6 +165,8 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   CondVar control_wake_;
   CondVar timer_wake_;
   bool closing_ GUARDED_BY(mutex_) = false;
+  bool leaving_ GUARDED_BY(mutex_) = false;  // the scheduler was told
+  bool gone_ GUARDED_BY(mutex_) = false;     // its watch stream ended for that
   bool left_ GUARDED_BY(mutex_) = false;
   absl::Status failed_ GUARDED_BY(mutex_);  // ends every operation and call
   Plan plan_ GUARDED_BY(mutex_);
