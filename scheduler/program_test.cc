@@ -19,8 +19,6 @@
 #include "control/grpc/client.h"
 #include "plan/permutation.h"
 
-extern char** environ;
-
 namespace paceline {
 namespace {
 
@@ -51,10 +49,11 @@ class ProgramTest : public testing::Test {
     std::vector<char*> argv;
     for (std::string& arg : args) argv.push_back(arg.data());
     argv.push_back(nullptr);
+    char* no_environment[] = {nullptr};  // PACELINE_* of who runs the test must not matter
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, ready[1], kReadyFd);
-    ASSERT_EQ(posix_spawn(&pid_, argv[0], &actions, nullptr, argv.data(), environ), 0);
+    ASSERT_EQ(posix_spawn(&pid_, argv[0], &actions, nullptr, argv.data(), no_environment), 0);
     posix_spawn_file_actions_destroy(&actions);
     close(ready[1]);
     address_.clear();

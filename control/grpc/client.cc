@@ -230,6 +230,7 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> Credentials(
 
 absl::StatusOr<std::unique_ptr<ControlClient>> MakeGrpcControlClient(const std::string& scheduler,
                                                                      const GrpcSecurity& security) {
+  AdoptGrpcLog();
   PACELINE_ASSIGN_OR_RETURN(auto credentials, Credentials(security));
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxReplyBytes);

@@ -19,6 +19,9 @@ inline grpc::Status ToGrpc(const absl::Status& status) {
           std::string(status.message().substr(0, 4096))};
 }
 
+// From now on gRPC's own complaints, which a peer can cause at will, are ours: limited in number.
+void AdoptGrpcLog();
+
 inline absl::StatusOr<std::string> ReadPem(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::ostringstream text;

@@ -319,6 +319,7 @@ GrpcControlServer::~GrpcControlServer() { Stop(); }
 
 absl::StatusOr<std::unique_ptr<GrpcControlServer>> GrpcControlServer::Start(
     const std::string& listen, const GrpcSecurity& security, ControlService* service) {
+  AdoptGrpcLog();
   PACELINE_ASSIGN_OR_RETURN(auto credentials, Credentials(security));
   grpc::EnableDefaultHealthCheckService(true);
   static const bool reflection = [] {
