@@ -218,7 +218,8 @@ absl::Status Launcher::Connect() {
   }
   client_ = *std::move(client);
   if (config_.scheduler.empty()) return absl::OkStatus();
-  const auto reply = client_->Operate(StatusQuery{config_.job.name}, Seconds(5));
+  // Not about the job: nobody knows it before its first worker has joined.
+  const auto reply = client_->Operate(StatusQuery{}, Seconds(5));
   unreachable_ = !reply.ok();
   return Annotate(reply.status(), absl::StrCat("scheduler ", scheduler_));
 }

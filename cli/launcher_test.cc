@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
 
 #include "common/runtime/clock.h"
@@ -20,10 +21,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A scheduler that knows one job.
+// A scheduler that knows one job, or none yet.
 class FakeControl final : public ControlClient {
  public:
-  explicit FakeControl(JobState state) : state_(state) {}
+  explicit FakeControl(std::optional<JobState> state) : state_(state) {}
   absl::StatusOr<JoinReply> Join(const JoinRequest&, Ticks) override {
     return absl::UnimplementedError("not asked here");
   }
@@ -31,11 +32,16 @@ class FakeControl final : public ControlClient {
     return absl::UnimplementedError("not asked here");
   }
   absl::StatusOr<OperatorReply> Operate(const OperatorRequest& request, Ticks) override {
-    if (!std::holds_alternative<StatusQuery>(request)) return OperatorReply(Empty{});
+    const auto* query = std::get_if<StatusQuery>(&request);
+    if (query == nullptr) return OperatorReply(Empty{});
     ClusterView view;
+    if (!state_) {
+      if (query->job.empty()) return OperatorReply(view);
+      return absl::NotFoundError("job " + query->job + " is not known");
+    }
     JobView job;
     job.spec.name = "demo";
-    job.state = state_;
+    job.state = *state_;
     job.drawn = job.applied = Samples(640);
     job.updates = 20;
     job.metrics = {{"accuracy", 0.5, "worker-0", Step(5)}, {"accuracy", 0.75, "worker-1", Step(9)}};
@@ -50,7 +56,7 @@ class FakeControl final : public ControlClient {
   std::string Peer() const override { return "fake"; }
 
  private:
-  const JobState state_;
+  const std::optional<JobState> state_;
 };
 
 constexpr const char* kDaemon = R"sh(#!/bin/sh
@@ -134,8 +140,16 @@ class LauncherTest : public testing::Test {
   LaunchConfig config_;
   LauncherContext context_;
   std::ostringstream out_, err_;
-  JobState state_ = JobState::kRunning;
+  std::optional<JobState> state_ = JobState::kRunning;
 };
+
+TEST_F(LauncherTest, AttachesToASchedulerThatDoesNotKnowTheJobYet) {
+  state_ = std::nullopt;
+  config_.scheduler = "127.0.0.1:1";
+  EXPECT_EQ(Run("echo $PACELINE_SCHEDULER"), 0) << err_.str();
+  EXPECT_EQ(Read("out/worker-1.log"), "127.0.0.1:1\n");
+  EXPECT_FALSE(fs::exists(root_ + "/out/scheduler.log"));
+}
 
 TEST_F(LauncherTest, GivesWorkersTheirVariablesAndWritesTheSummary) {
   config_.job.groups = *ParseGroupSpec("per-worker");

@@ -11,6 +11,8 @@ include(CMakePackageConfigHelpers)
 add_library(paceline_sdk INTERFACE)
 target_link_libraries(paceline_sdk INTERFACE paceline_worker_client paceline_control_grpc
                       paceline_config)
+# The headers want C++20 of whoever includes them.
+target_compile_features(paceline_sdk INTERFACE cxx_std_20)
 
 # Sets `result` to the libraries of ours that those named reach, themselves included.
 function(paceline_closure result)

@@ -1,6 +1,5 @@
-// A whole training program on the SDK: a line through points, in a job of its own.
-// Run without a cluster it shows the error of a scheduler that is not there, which is what the test
-// of the installed SDK looks for.
+// A whole training program on the SDK: a line through points. Under `pacelinectl run` it is a
+// worker of that job; alone it shows the error of a scheduler that is not there.
 #include <cstdint>
 #include <cstdio>
 #include <memory>
@@ -8,6 +7,7 @@
 #include <vector>
 
 #include "common/base/status.h"
+#include "common/config/config.h"
 #include "control/grpc/client.h"
 #include "worker_client/session.h"
 
@@ -31,7 +31,7 @@ std::vector<float> Gradient(const std::vector<float>& w, const std::vector<uint3
 }
 
 absl::Status Train(paceline::Session& session) {
-  PACELINE_RETURN_IF_ERROR(session.SetOptimizer({"sgd", {{"learning_rate", 0.1}}}));
+  PACELINE_RETURN_IF_ERROR(session.SetOptimizer({"sgd", {{"learning_rate", 1.0}}}));
   PACELINE_ASSIGN_OR_RETURN(const paceline::TensorId line,
                             session.RegisterTensor({.name = "line", .shape = {2}}));
   std::vector<float> weights(2, 0.0f);
@@ -54,15 +54,19 @@ absl::Status Train(paceline::Session& session) {
 }
 
 absl::Status Run() {
-  PACELINE_ASSIGN_OR_RETURN(auto control, paceline::MakeGrpcControlClient("127.0.0.1:1", {}));
+  const paceline::Environment environment = paceline::Environment::FromProcess();
+  PACELINE_ASSIGN_OR_RETURN(const paceline::WorkerConfig config,
+                            paceline::WorkerConfigFromEnvironment(environment));
+  PACELINE_ASSIGN_OR_RETURN(auto control, paceline::MakeGrpcControlClient(config.scheduler, {}));
   paceline::SessionOptions options;
-  options.job.name = "line";
+  options.job = config.job;
   options.job.sample_count = kSamples;
   options.job.epochs = 20;
   options.job.batch_size = kBatch;
-  options.worker_name = "worker-0";
-  options.deadline = paceline::Seconds(1);
-  options.start_deadline = paceline::Seconds(1);
+  options.worker_name = config.name;
+  options.index = config.index;
+  options.host = config.host;
+  options.start_deadline = paceline::Milliseconds(config.join_timeout_ms);
   PACELINE_ASSIGN_OR_RETURN(
       const std::unique_ptr<paceline::Session> session,
       paceline::Session::Connect(options, std::move(control),
