@@ -21,10 +21,11 @@ build: deps ## the programs, optimised, in build/release/bin
 	cmake --preset release
 	cmake --build build/release --target $(PROGRAMS) -j $(JOBS)
 
-# Four workers in a group of three and a group of one; the last computes three times slower.
+# Four workers in a group of three and a group of one; the last computes three times slower. Steps
+# last at least 10 ms, so that the ratio holds however many cores this machine has.
 run: build ## train on this machine: 1 scheduler, 2 servers, 4 workers
 	$(BIN)/pacelinectl run --config configs/quickstart.yaml -- \
-	  $(BIN)/paceline-worker --model mlp --epochs $(EPOCHS) --slowdown 1,1,1,3
+	  $(BIN)/paceline-worker --model mlp --epochs $(EPOCHS) --step-time-ms 10 --slowdown 1,1,1,3
 
 # The programs' own tests come last, so that the end of the output is the whole suite.
 test: deps lint test-sanitizers test-fuzz test-release ## all that must hold: what CI runs
