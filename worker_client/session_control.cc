@@ -12,6 +12,7 @@ namespace {
 constexpr Ticks kReportInterval = Milliseconds(500);
 constexpr Ticks kControlTimeout = Seconds(5);
 constexpr uint32_t kBatchesAhead = 16;
+constexpr Ticks kSchedulerPause = Milliseconds(50);
 constexpr Ticks kNoSamplesPause = Milliseconds(10);
 
 Ticks Now() { return Clock::Real().Now(); }
@@ -20,8 +21,20 @@ Ticks Now() { return Clock::Real().Now(); }
 
 Ticks SessionImpl::Deadline() const { return Now() + options_.deadline; }
 
+// A scheduler that is away or busy is waited for: it recovers, and training goes on meanwhile.
 absl::StatusOr<NodeReply> SessionImpl::CallScheduler(const NodeRequest& request) {
-  return control_->Call(joined_.self, request, options_.deadline);
+  const Ticks deadline = Deadline();
+  while (true) {
+    const Ticks left = std::max(deadline - Now(), kSchedulerPause);
+    absl::StatusOr<NodeReply> reply = control_->Call(joined_.self, request, left);
+    const bool again =
+        absl::IsUnavailable(reply.status()) || absl::IsResourceExhausted(reply.status());
+    if (!again || Now() + kSchedulerPause > deadline) return reply;
+    MutexLock lock(&mutex_);
+    if (!failed_.ok()) return failed_;
+    if (closing_) return absl::CancelledError("the session was closed");
+    changed_.WaitFor(&mutex_, kSchedulerPause);
+  }
 }
 
 void SessionImpl::Fail(absl::Status status) {
