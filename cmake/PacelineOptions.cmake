@@ -16,14 +16,11 @@ add_compile_options(-Wall -Wextra -Wno-unused-parameter -Wnon-virtual-dtor -ffp-
 if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
   add_compile_options(-Wthread-safety)
 endif()
-if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  # These look at inlined, unrolled code, where GCC 12 at -O3 reports paths that cannot happen (also
-  # inside the standard library). The sanitizers look for the same faults, and find real ones.
-  add_compile_options($<$<CONFIG:Release>:-Wno-array-bounds>
-                      $<$<CONFIG:Release>:-Wno-stringop-overflow>
-                      $<$<CONFIG:Release>:-Wno-stringop-overread>
-                      $<$<CONFIG:Release>:-Wno-restrict>
-                      $<$<CONFIG:Release>:-Wno-maybe-uninitialized>)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND (PACELINE_SANITIZE OR CMAKE_BUILD_TYPE MATCHES "Rel"))
+  # These look at inlined, unrolled, instrumented code, where GCC 12 reports paths that cannot happen
+  # (also inside the standard library). The sanitizers look for the same faults, and find real ones.
+  add_compile_options(-Wno-array-bounds -Wno-stringop-overflow -Wno-stringop-overread -Wno-restrict
+                      -Wno-maybe-uninitialized)
 endif()
 if(PACELINE_WERROR)
   add_compile_options(-Werror)
