@@ -1,6 +1,5 @@
 // paceline-scheduler: wires configuration, journal, core, event loop and gRPC together.
 #include <signal.h>
-#include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -16,6 +15,7 @@
 #include "common/config/config.h"
 #include "common/config/environment.h"
 #include "common/runtime/clock.h"
+#include "common/runtime/daemon.h"
 #include "common/runtime/log.h"
 #include "control/grpc/server.h"
 #include "scheduler/core/core.h"
@@ -27,17 +27,6 @@ namespace paceline {
 namespace {
 
 constexpr unsigned kStopSeconds = 4;
-
-// Blocks the signals that end the daemon in every thread to come; they are read from the result.
-int SignalDescriptor() {
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGINT);
-  sigaddset(&signals, SIGTERM);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  signal(SIGPIPE, SIG_IGN);
-  return signalfd(-1, &signals, SFD_CLOEXEC);
-}
 
 absl::Status MakeStateDirectory(const std::string& path) {
   std::error_code error;
@@ -54,15 +43,6 @@ absl::Status MakeStateDirectory(const std::string& path) {
   return absl::OkStatus();
 }
 
-absl::Status Ready(int fd, const std::string& address) {
-  if (fd < 0) return absl::OkStatus();
-  const std::string line = address + "\n";
-  const bool written = write(fd, line.data(), line.size()) == static_cast<ssize_t>(line.size());
-  close(fd);
-  if (!written) return absl::InternalError(absl::StrCat("cannot write to --ready-fd ", fd));
-  return absl::OkStatus();
-}
-
 CoreOptions ToCoreOptions(const SchedulerConfig& config) {
   CoreOptions options;
   options.cluster = config.cluster;
@@ -74,7 +54,7 @@ CoreOptions ToCoreOptions(const SchedulerConfig& config) {
   return options;
 }
 
-absl::Status Serve(const SchedulerConfig& config, int signals) {
+absl::Status Serve(const SchedulerConfig& config, EndSignals* signals) {
   PACELINE_RETURN_IF_ERROR(CheckExposure("listen", config.listen, config.tls, config.insecure));
   PACELINE_RETURN_IF_ERROR(MakeStateDirectory(config.state_dir));
   PACELINE_ASSIGN_OR_RETURN(auto journal, OpenSqliteJournal(config.journal, config.cluster));
@@ -99,10 +79,8 @@ absl::Status Serve(const SchedulerConfig& config, int signals) {
                                loop.get()));
   const std::string address = AdvertisedAddress(config.advertise, server->address());
   LogInfo("scheduler", "cluster '", config.cluster, "' at ", address);
-  PACELINE_RETURN_IF_ERROR(Ready(config.ready_fd, address));
-  signalfd_siginfo info;
-  while (read(signals, &info, sizeof(info)) != sizeof(info)) {
-  }
+  PACELINE_RETURN_IF_ERROR(TellReady(config.ready_fd, address));
+  signals->Wait();
   LogInfo("scheduler", "ending");
   // What is in the journal is safe at any moment: a disk that hangs must not keep the process.
   alarm(kStopSeconds);
@@ -123,7 +101,8 @@ int Main(int argc, char** argv) {
     return *loaded->exit_code;
   }
   SetLogLevel(LogLevelFromName(loaded->config.log_level));
-  const absl::Status status = Serve(loaded->config, SignalDescriptor());
+  EndSignals signals;
+  const absl::Status status = Serve(loaded->config, &signals);
   if (status.ok()) return 0;
   std::fprintf(stderr, "paceline-scheduler: %s\n", std::string(status.message()).c_str());
   return 1;

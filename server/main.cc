@@ -1,6 +1,5 @@
 // paceline-server: wires configuration, transport, router and agent together.
 #include <signal.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -10,6 +9,7 @@
 #include "common/base/status.h"
 #include "common/config/config.h"
 #include "common/config/environment.h"
+#include "common/runtime/daemon.h"
 #include "common/runtime/log.h"
 #include "control/grpc/client.h"
 #include "server/server.h"
@@ -17,27 +17,7 @@
 namespace paceline {
 namespace {
 
-// Blocks the signals that end the daemon in every thread to come; they are read from the result.
-int SignalDescriptor() {
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGINT);
-  sigaddset(&signals, SIGTERM);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  signal(SIGPIPE, SIG_IGN);
-  return signalfd(-1, &signals, SFD_CLOEXEC);
-}
-
-absl::Status Ready(int fd, const std::string& address) {
-  if (fd < 0) return absl::OkStatus();
-  const std::string line = address + "\n";
-  const bool written = write(fd, line.data(), line.size()) == static_cast<ssize_t>(line.size());
-  close(fd);
-  if (!written) return absl::InternalError(absl::StrCat("cannot write to --ready-fd ", fd));
-  return absl::OkStatus();
-}
-
-absl::Status Serve(const ServerConfig& config, int signals) {
+absl::Status Serve(const ServerConfig& config, EndSignals* signals) {
   PACELINE_RETURN_IF_ERROR(CheckExposure("bind", config.bind, config.tls, config.insecure));
   PACELINE_ASSIGN_OR_RETURN(
       auto control,
@@ -64,10 +44,8 @@ absl::Status Serve(const ServerConfig& config, int signals) {
                 });
   PACELINE_RETURN_IF_ERROR(server.Start());
   LogInfo("server", config.name, ": serving at ", server.data_address());
-  PACELINE_RETURN_IF_ERROR(Ready(config.ready_fd, server.data_address()));
-  signalfd_siginfo info;
-  while (read(signals, &info, sizeof(info)) != sizeof(info)) {
-  }
+  PACELINE_RETURN_IF_ERROR(TellReady(config.ready_fd, server.data_address()));
+  signals->Wait();
   LogInfo("server", config.name, ": ending");
   server.Stop();
   return absl::OkStatus();
@@ -83,7 +61,9 @@ int Main(int argc, char** argv) {
     std::fputs(loaded->text.c_str(), stdout);
     return *loaded->exit_code;
   }
-  const absl::Status status = Serve(loaded->config, SignalDescriptor());
+  SetLogLevel(LogLevelFromName(loaded->config.log_level));
+  EndSignals signals;
+  const absl::Status status = Serve(loaded->config, &signals);
   if (status.ok()) return 0;
   std::fprintf(stderr, "paceline-server: %s\n", std::string(status.message()).c_str());
   return 1;

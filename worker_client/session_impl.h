@@ -1,5 +1,6 @@
-// The session behind session.h. Split over session.cc (joining, tensors, steps), session_ops.cc
-// (operations) and session_control.cc (directives, heartbeats, samples).
+// The session behind session.h. Split over session.cc (joining, steps, leaving),
+// session_tensors.cc (from registration to first weights), session_ops.cc (operations) and
+// session_control.cc (directives, heartbeats, samples).
 //
 // Threads: the caller's; the control client's watch thread (directives); `control_thread_`
 // (heartbeats, reports, acks: calls that block on the scheduler); `timer_thread_` (retries and
@@ -102,10 +103,14 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   // session.cc
   absl::Status JoinJob(Ticks deadline);
   absl::Status WaitFormed(Ticks deadline);
+
+  // session_tensors.cc
   absl::Status RegisterBatch(const std::vector<uint32_t>& batch);
   absl::Status AwaitSealed(const std::vector<uint32_t>& batch);
   absl::Status WriteInitial(const std::vector<uint32_t>& batch);
   absl::Status StartRound(const std::vector<uint32_t>& batch);
+
+  // session.cc
   absl::Status AdvanceStep() EXCLUDES(mutex_);
   void AccountStep() REQUIRES(mutex_);
   absl::Status SendBoundary(Step first, Step last, bool wait);
