@@ -164,7 +164,8 @@ TEST_F(CoreTest, KeysReachOwnersAndTheMemberOnly) {
   Register(W(0));
   const auto keys = [&](const std::string& name) {
     int known = 0;
-    for (const Member& m : c.Received<PlanDirective>(name).back().plan.groups[0].members) {
+    const std::vector<PlanDirective> received = c.Received<PlanDirective>(name);
+    for (const Member& m : received.back().plan.groups[0].members) {
       if (m.key != SecretKey{}) ++known;
     }
     return known;
