@@ -3,14 +3,13 @@
 #   find_package(Paceline REQUIRED)
 #   target_link_libraries(train PRIVATE Paceline::sdk)
 # The programs are installed by paceline_program. Without gRPC there is no SDK to install.
-if(NOT TARGET paceline_worker_client OR NOT TARGET paceline_control_grpc)
+if(NOT TARGET paceline_worker_connect)
   return()
 endif()
 include(CMakePackageConfigHelpers)
 
 add_library(paceline_sdk INTERFACE)
-target_link_libraries(paceline_sdk INTERFACE paceline_worker_client paceline_control_grpc
-                      paceline_config)
+target_link_libraries(paceline_sdk INTERFACE paceline_worker_connect)
 # The headers want C++20 of whoever includes them.
 target_compile_features(paceline_sdk INTERFACE cxx_std_20)
 
@@ -67,8 +66,7 @@ endforeach()
 install(TARGETS ${libraries} EXPORT PacelineTargets
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT sdk)
 
-paceline_header_closure(headers worker_client/session.h control/grpc/client.h
-                        common/config/config.h common/base/status.h)
+paceline_header_closure(headers worker_client/connect/connect.h common/base/status.h)
 foreach(header ${headers})
   get_filename_component(folder ${header} DIRECTORY)
   install(FILES ${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/paceline/${folder} COMPONENT sdk)

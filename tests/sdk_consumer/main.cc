@@ -1,83 +1,52 @@
-// A whole training program on the SDK: a line through points. Under `pacelinectl run` it is a
-// worker of that job; alone it shows the error of a scheduler that is not there.
-#include <cstdint>
 #include <cstdio>
-#include <memory>
-#include <utility>
-#include <vector>
 
 #include "common/base/status.h"
-#include "common/config/config.h"
-#include "control/grpc/client.h"
-#include "worker_client/session.h"
+#include "fashion.h"
+#include "worker_client/connect/connect.h"
 
-namespace {
-
-using paceline::Samples;
-
-constexpr uint32_t kSamples = 1000;
-constexpr uint32_t kBatch = 20;
-
-// The sum of the gradients of (w0 + w1 x - y)^2 / 2 over a batch; sample i has x = i / kSamples.
-std::vector<float> Gradient(const std::vector<float>& w, const std::vector<uint32_t>& indices) {
-  std::vector<float> sum(2, 0.0f);
-  for (const uint32_t i : indices) {
-    const float x = static_cast<float>(i) / kSamples;
-    const float error = w[0] + w[1] * x - (1.0f + 2.0f * x);
-    sum[0] += error;
-    sum[1] += error * x;
-  }
-  return sum;
-}
-
-absl::Status Train(paceline::Session& session) {
-  PACELINE_RETURN_IF_ERROR(session.SetOptimizer({"sgd", {{"learning_rate", 1.0}}}));
-  PACELINE_ASSIGN_OR_RETURN(const paceline::TensorId line,
-                            session.RegisterTensor({.name = "line", .shape = {2}}));
-  std::vector<float> weights(2, 0.0f);
-  PACELINE_RETURN_IF_ERROR(session.Init(line, weights));
-  PACELINE_ASSIGN_OR_RETURN(paceline::Operation pull, session.Pull(line, weights, {}));
-  PACELINE_RETURN_IF_ERROR(session.Wait(pull).status());
-  while (true) {
-    PACELINE_ASSIGN_OR_RETURN(const paceline::SampleBatch batch, session.DrawSamples(kBatch));
-    if (batch.finished) break;
-    const std::vector<float> gradient = Gradient(weights, batch.indices);
-    paceline::OperationOptions options;
-    options.samples = Samples(batch.indices.size());
-    PACELINE_ASSIGN_OR_RETURN(const paceline::Operation exchange,
-                              session.PushPull(line, gradient, weights, options));
-    PACELINE_RETURN_IF_ERROR(session.Wait(exchange).status());
-    PACELINE_RETURN_IF_ERROR(session.AtStepBoundary());
-  }
-  std::printf("y = %.3f + %.3f x\n", weights[0], weights[1]);
-  return session.Leave("finished");
-}
-
-absl::Status Run() {
-  const paceline::Environment environment = paceline::Environment::FromProcess();
-  PACELINE_ASSIGN_OR_RETURN(const paceline::WorkerConfig config,
-                            paceline::WorkerConfigFromEnvironment(environment));
-  PACELINE_ASSIGN_OR_RETURN(auto control, paceline::MakeGrpcControlClient(config.scheduler, {}));
-  paceline::SessionOptions options;
-  options.job = config.job;
-  options.job.sample_count = kSamples;
-  options.job.epochs = 20;
-  options.job.batch_size = kBatch;
-  options.worker_name = config.name;
-  options.index = config.index;
-  options.host = config.host;
-  options.start_deadline = paceline::Milliseconds(config.join_timeout_ms);
+absl::Status Train() {
+  PACELINE_ASSIGN_OR_RETURN(const fashion::Images images, fashion::Load("train", 60'000));
+  PACELINE_ASSIGN_OR_RETURN(const fashion::Images unseen, fashion::Load("t10k", 10'000));
   PACELINE_ASSIGN_OR_RETURN(
-      const std::unique_ptr<paceline::Session> session,
-      paceline::Session::Connect(options, std::move(control),
-                                 paceline::NewTcpTransport(paceline::TransportOptions{})));
-  return Train(*session);
-}
+      paceline::WorkerConfig config,
+      paceline::WorkerConfigFromEnvironment(paceline::Environment::FromProcess()));
+  config.job.sample_count = images.size();
+  if (config.job.epochs == 0) config.job.epochs = 1;
+  if (config.job.batch_size == 0) config.job.batch_size = 64;
+  PACELINE_ASSIGN_OR_RETURN(const auto session, paceline::ConnectToJob(config));
 
-}  // namespace
+  fashion::Softmax model;
+  PACELINE_RETURN_IF_ERROR(session->SetOptimizer({"nesterov", {{"learning_rate", 0.01}}}));
+  for (fashion::Tensor& tensor : model.tensors) {
+    PACELINE_ASSIGN_OR_RETURN(
+        tensor.id, session->RegisterTensor({.name = tensor.name, .shape = tensor.shape}));
+    PACELINE_RETURN_IF_ERROR(session->Init(tensor.id, tensor.values));
+  }
+  for (fashion::Tensor& tensor : model.tensors) {
+    PACELINE_RETURN_IF_ERROR(session->Pull(tensor.id, tensor.values, {}).status());
+  }
+  PACELINE_RETURN_IF_ERROR(session->WaitAll());
+  while (true) {
+    PACELINE_ASSIGN_OR_RETURN(const paceline::SampleBatch batch,
+                              session->DrawSamples(config.job.batch_size));
+    if (batch.finished) break;
+    const double loss = model.Gradient(images, batch.indices);  // both: sums over the batch
+    const paceline::OperationOptions options{.samples = paceline::Samples(batch.indices.size())};
+    for (fashion::Tensor& tensor : model.tensors) {
+      PACELINE_RETURN_IF_ERROR(
+          session->PushPull(tensor.id, tensor.gradient, tensor.values, options).status());
+    }
+    PACELINE_RETURN_IF_ERROR(session->WaitAll());
+    PACELINE_RETURN_IF_ERROR(session->AtStepBoundary());
+    if (batch.indices.empty()) continue;  // in a deterministic job: this step had none for us
+    session->ReportProgress({{"loss", loss / static_cast<double>(batch.indices.size())}});
+  }
+  session->ReportProgress({{"test_accuracy", model.Accuracy(unseen)}});
+  return session->Leave("finished");
+}
 
 int main() {
-  const absl::Status status = Run();
-  std::printf("%s\n", status.ToString().c_str());
+  const absl::Status status = Train();
+  if (!status.ok()) std::fprintf(stderr, "train: %s\n", status.ToString().c_str());
   return status.ok() ? 0 : 1;
 }

@@ -9,6 +9,14 @@ function(run)
   set(out "${out}" PARENT_SCOPE)
 endfunction()
 
+# What docs/sdk.md shows is this program, to the letter.
+file(READ ${SOURCE}/main.cc shown)
+file(READ ${SOURCE}/../../docs/sdk.md page)
+string(FIND "${page}" "```cpp\n${shown}```\n" place)
+if(place EQUAL -1)
+  message(FATAL_ERROR "docs/sdk.md does not show tests/sdk_consumer/main.cc as it is; copy it there")
+endif()
+
 file(REMOVE_RECURSE ${SCRATCH})
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${SCRATCH}/prefix --component sdk)
 run(${CMAKE_COMMAND} -S ${SOURCE} -B ${SCRATCH}/build -G Ninja -D CMAKE_BUILD_TYPE=Release
@@ -16,19 +24,19 @@ run(${CMAKE_COMMAND} -S ${SOURCE} -B ${SCRATCH}/build -G Ninja -D CMAKE_BUILD_TY
 run(${CMAKE_COMMAND} --build ${SCRATCH}/build)
 # Nobody listens at the address it dials: what has to come back is an error that names it.
 execute_process(COMMAND ${CMAKE_COMMAND} -E env PACELINE_SCHEDULER=127.0.0.1:1 PACELINE_JOB=line
-                        PACELINE_JOIN_TIMEOUT_MS=500 ${SCRATCH}/build/consumer
-                RESULT_VARIABLE code OUTPUT_VARIABLE out TIMEOUT 30)
+                        PACELINE_JOIN_TIMEOUT_MS=500 ${SCRATCH}/build/train
+                RESULT_VARIABLE code OUTPUT_VARIABLE out ERROR_VARIABLE out TIMEOUT 30)
 if(NOT code EQUAL 1 OR NOT out MATCHES "127\\.0\\.0\\.1:1")
   message(FATAL_ERROR "exit code ${code}, expected 1 and an error naming 127.0.0.1:1:\n${out}")
 endif()
 
-# As two workers of a job: the points lie on y = 1 + 2 x.
+# As two workers of a job. Softmax regression reaches 0.84 when trained to its end; a guess has 0.1.
 run(${BUILD}/bin/pacelinectl run --workers 2 --servers 1 --output ${SCRATCH}/run
-    -- ${SCRATCH}/build/consumer)
-foreach(worker 0 1)
-  file(READ ${SCRATCH}/run/worker-${worker}.log out)
-  if(NOT out MATCHES "y = 1\\.000 \\+ 2\\.000 x")
-    message(FATAL_ERROR "worker ${worker} did not find y = 1.000 + 2.000 x:\n${out}")
-  endif()
-endforeach()
+    -- ${SCRATCH}/build/train)
+file(READ ${SCRATCH}/run/summary.json summary)
+string(JSON accuracy GET "${summary}" metrics test_accuracy value)
+string(JSON applied GET "${summary}" samples_applied)
+if(accuracy LESS 0.78 OR NOT applied EQUAL 60000)
+  message(FATAL_ERROR "test accuracy ${accuracy} after ${applied} samples:\n${summary}")
+endif()
 file(REMOVE_RECURSE ${SCRATCH})

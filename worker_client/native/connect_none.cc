@@ -1,5 +1,5 @@
 // In a build without gRPC (PACELINE_WITH_GRPC=OFF) the program has its --standalone side only.
-#include "worker_client/native/connect.h"
+#include "worker_client/connect/connect.h"
 
 namespace paceline {
 

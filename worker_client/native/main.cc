@@ -12,7 +12,7 @@
 #include "common/config/config.h"
 #include "common/config/key_table.h"
 #include "common/runtime/clock.h"
-#include "worker_client/native/connect.h"
+#include "worker_client/connect/connect.h"
 #include "worker_client/native/options.h"
 #include "worker_client/native/standalone_run.h"
 #include "worker_client/native/training_loop.h"

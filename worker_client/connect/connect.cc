@@ -1,8 +1,9 @@
+#include "worker_client/connect/connect.h"
+
 #include <utility>
 
 #include "common/base/status.h"
 #include "control/grpc/client.h"
-#include "worker_client/native/connect.h"
 
 namespace paceline {
 
