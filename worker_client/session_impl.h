@@ -17,11 +17,11 @@
 #include <vector>
 
 #include "common/runtime/mutex.h"
+#include "plan/group_tracker.h"
 #include "plan/messages.h"
-#include "worker_client/group_tracker.h"
+#include "plan/partitioner.h"
+#include "plan/sample_lease.h"
 #include "worker_client/owner_links.h"
-#include "worker_client/partitioner.h"
-#include "worker_client/sample_lease.h"
 #include "worker_client/session.h"
 
 namespace paceline {

@@ -352,21 +352,6 @@ uint32_t RouterImpl::BusyPermille() {
   return static_cast<uint32_t>(std::min<uint64_t>(permille, 1000));
 }
 
-// Adds what one thread holds of a job to what others do.
-void Merge(JobAtServer& into, JobAtServer&& part) {
-  into.refused_frames += part.refused_frames;
-  into.memory += part.memory;
-  if (part.lead == into.lead) {
-    into.updates += part.updates;
-  } else if (part.lead) {  // pushes, not chunk updates
-    into.updates = part.updates;
-  }
-  if (!part.lead) return;
-  into.lead = true;
-  into.groups = std::move(part.groups);
-  into.workers = std::move(part.workers);
-}
-
 ServerReport RouterImpl::Report() {
   struct Collected {
     Mutex mutex;

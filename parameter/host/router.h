@@ -39,6 +39,7 @@
 
 #include "absl/status/status.h"
 #include "common/base/types.h"
+#include "parameter/job_shards.h"
 #include "plan/messages.h"
 #include "plan/plan.h"
 #include "plan/report.h"
@@ -51,14 +52,6 @@ struct RouterOptions {
   uint32_t threads = 2;                   // shard threads; a chunk belongs to one of them
   uint64_t job_memory_quota = 0;          // bytes per job; 0 = no limit
   uint64_t max_parked_bytes = 64u << 20;  // per job
-};
-
-// One chunk of a cut, handed to the writer of checkpoint parts while the shard thread holds it.
-struct ChunkSnapshot {
-  ChunkKey key;
-  Version version;
-  std::map<std::string, std::vector<float>> arrays;  // "weights", optimizer slots by name
-  uint64_t applied_steps = 0;                        // Adam's t
 };
 
 // Thread rule: every method may be called from any thread. Directives are applied in call order;

@@ -12,7 +12,7 @@
 #include <variant>
 
 #include "common/runtime/mutex.h"
-#include "parameter/host/job_shards.h"
+#include "parameter/job_shards.h"
 #include "parameter/host/router.h"
 #include "transport/channel.h"
 

@@ -13,16 +13,26 @@
 #include <optional>
 #include <set>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "parameter/group_table.h"
-#include "parameter/host/router.h"
 #include "parameter/parameter_shard.h"
+#include "plan/messages.h"
 #include "plan/plan.h"
+#include "plan/report.h"
 
 namespace paceline {
+
+// One chunk of a cut, handed to the writer of checkpoint parts while the shard thread holds it.
+struct ChunkSnapshot {
+  ChunkKey key;
+  Version version;
+  std::map<std::string, std::vector<float>> arrays;  // "weights", optimizer slots by name
+  uint64_t applied_steps = 0;                        // Adam's t
+};
 
 // A Boundary concerns every shard thread; the last one to take it answers.
 struct BoundaryAnswer {
@@ -123,5 +133,8 @@ class JobShards {
   std::optional<Cut> cut_;
   std::array<uint64_t, kOperationStatuses> refused_{};
 };
+
+// Adds what one thread holds of a job to what others do.
+void Merge(JobAtServer& into, JobAtServer&& part);
 
 }  // namespace paceline

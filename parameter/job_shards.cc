@@ -1,4 +1,4 @@
-#include "parameter/host/job_shards.h"
+#include "parameter/job_shards.h"
 
 #include <algorithm>
 #include <utility>
@@ -342,6 +342,20 @@ JobAtServer JobShards::Report() const {
   report.memory = Bytes(memory);
   for (size_t i = 1; i < refused_.size(); ++i) report.refused_frames += refused_[i];
   return report;
+}
+
+void Merge(JobAtServer& into, JobAtServer&& part) {
+  into.refused_frames += part.refused_frames;
+  into.memory += part.memory;
+  if (part.lead == into.lead) {
+    into.updates += part.updates;
+  } else if (part.lead) {  // pushes, not chunk updates
+    into.updates = part.updates;
+  }
+  if (!part.lead) return;
+  into.lead = true;
+  into.groups = std::move(part.groups);
+  into.workers = std::move(part.workers);
 }
 
 }  // namespace paceline

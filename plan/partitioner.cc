@@ -1,4 +1,4 @@
-#include "worker_client/partitioner.h"
+#include "plan/partitioner.h"
 
 #include "common/base/status.h"
 

@@ -1,4 +1,4 @@
-#include "worker_client/sample_lease.h"
+#include "plan/sample_lease.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "worker_client/group_tracker.h"
+#include "plan/group_tracker.h"
 
 #include <algorithm>
 
