@@ -320,7 +320,9 @@ void EventLoop::OpenStream(Stream stream) {
 }
 
 void EventLoop::CloseFencedStreams() {
-  // What a fenced node is still to be told comes first.
+  // What a fenced node is still to be told comes first, also what was decided just now.
+  Submit();
+  ReleaseDurable();
   if (!in_flight_.empty()) return;
   std::erase_if(streams_, [this](const auto& item) {
     const absl::Status known = core_->CheckNode(item.second.node);

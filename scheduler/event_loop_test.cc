@@ -14,7 +14,8 @@
 namespace paceline {
 
 // Stands in for scheduler/core. Each Join gets the next node id and one journal entry; each Ack
-// sends its id back as a directive without an entry; a Barrier is never answered.
+// sends its id back as a directive without an entry; who leaves is sent directive 2000 and is not
+// known any more; a Barrier is never answered.
 class Core::Impl {
  public:
   uint64_t index = 0;
@@ -55,7 +56,12 @@ void Core::Step(Ticks now, SchedulerEvent event) {
       directive.body = RecallSamplesDirective{JobId(1)};
       ready.directives.push_back({node->from, directive});
     }
-    if (std::holds_alternative<LeaveRequest>(node->body)) impl_->joined.erase(node->from);
+    if (std::holds_alternative<LeaveRequest>(node->body)) {
+      impl_->joined.erase(node->from);
+      Directive last;
+      last.sequence = 2000;
+      ready.directives.push_back({node->from, last});
+    }
     if (!std::holds_alternative<BarrierRequest>(node->body)) {
       ready.replies.push_back({node->request, {NodeReply(Empty{})}});
     }
@@ -306,6 +312,30 @@ TEST_F(EventLoopTest, TheStreamOfANodeThatIsNoMemberAnyMoreIsClosed) {
   ASSERT_TRUE(client_->Call(self, LeaveRequest{}, Seconds(30)).ok());
   clock_.Advance(Milliseconds(5));
   EXPECT_EQ(watched.closed.get_future().get().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+// A tick that is due in the turn in which a node leaves must not cut off what it is told last.
+TEST_F(EventLoopTest, WhatIsDecidedWithTheLeaveReachesTheNodeBeforeItsStreamIsClosed) {
+  std::promise<void> reached, proceed;
+  EventLoopOptions options;
+  options.trace = [&](Ticks, const SchedulerEvent& event) {
+    const auto* node = std::get_if<NodeEvent>(&event);
+    if (node == nullptr || !std::holds_alternative<AckRequest>(node->body)) return;
+    reached.set_value();
+    proceed.get_future().wait();
+  };
+  Start(options);
+  const NodeRef self = Join("a");
+  Watched watched;
+  watched.Open(*client_, self);
+  watched.first.get_future().wait();
+  loop_->Call(self, AckRequest{5, {}, {}, ""}, [](const absl::StatusOr<NodeReply>&) {});
+  reached.get_future().wait();
+  clock_.Advance(Milliseconds(10));
+  loop_->Call(self, LeaveRequest{}, [](const absl::StatusOr<NodeReply>&) {});
+  proceed.set_value();
+  EXPECT_EQ(watched.closed.get_future().get().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(watched.sequences, (std::vector<uint64_t>{1000, 5, 2000}));
 }
 
 TEST_F(EventLoopTest, TimeThatPassedWhileItDidNotRunIsNotTheNodes) {
