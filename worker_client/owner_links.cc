@@ -122,10 +122,7 @@ void OwnerLinks::OnSent(const std::shared_ptr<ChunkOp>& op, const Channel* chann
       // when it closed before Connect had returned it and OnClosed could not know it.
       op->needs_send = true;
       Link* link = Find(*channel);
-      if (link != nullptr && !absl::IsResourceExhausted(status)) {
-        link->last_error = status;
-        link->channel.reset();
-      }
+      if (link != nullptr && !absl::IsResourceExhausted(status)) Lose(*link, status, &finished);
       wanted_ = true;
       wake_.Signal();
     }
@@ -219,6 +216,7 @@ absl::StatusOr<std::span<std::byte>> OwnerLinks::OnHeader(Channel& channel,
   PACELINE_ASSIGN_OR_RETURN(std::shared_ptr<ChunkOp> op, FindOp(channel, header));
   if (op == nullptr) return std::span<std::byte>();  // read and thrown away
   op->receiving = true;
+  Find(channel)->receiving = op;
   if (op->collect) {
     if (op->collected.size() != header.total) op->collected.resize(header.total);
     return std::span<std::byte>(op->collected).subspan(header.offset, header.length);
@@ -228,45 +226,56 @@ absl::StatusOr<std::span<std::byte>> OwnerLinks::OnHeader(Channel& channel,
 
 absl::Status OwnerLinks::OnFrame(Channel& channel, const FrameHeader& header, Payload payload) {
   Finished finished;
+  absl::Status status;
   {
     MutexLock lock(&mutex_);
-    PACELINE_ASSIGN_OR_RETURN(std::shared_ptr<ChunkOp> op, FindOp(channel, header));
-    if (op == nullptr) return absl::OkStatus();
-    op->receiving = false;
-    op->received += header.length;
-    if (op->received < header.total) return absl::OkStatus();
-    op->reply = header;
-    Finish(op, absl::OkStatus(), &finished);
+    // Before anything else: whose memory it was may be given up by now.
+    if (Link* link = Find(channel)) EndReceiving(*link, &finished);
+    absl::StatusOr<std::shared_ptr<ChunkOp>> op = FindOp(channel, header);
+    status = op.status();
+    if (op.ok() && *op != nullptr && ((*op)->received += header.length) >= header.total) {
+      (*op)->reply = header;
+      Finish(*op, absl::OkStatus(), &finished);
+    }
   }
   Tell(finished);
-  return absl::OkStatus();
+  return status;
 }
 
 void OwnerLinks::OnClosed(Channel& channel, const absl::Status& cause) {
   Finished finished;
   {
     MutexLock lock(&mutex_);
-    Link* link = Find(channel);
-    if (link == nullptr) return;
-    const ChannelStats stats = link->channel->stats();
-    closed_bytes_in_ += stats.bytes_in;
-    closed_bytes_out_ += stats.bytes_out;
-    if (!stopping_) {
-      LogWarning("worker", self_name_, ": lost ", link->info.name, " at ", link->info.data_address,
-                 ": ", cause.message());
-    }
-    link->channel.reset();
-    link->last_error = cause;
-    link->next_try = Ticks();
-    for (auto& [sequence, op] : link->pending) {
-      op->receiving = false;
-      op->received = 0;
-      op->needs_send = true;
-    }
-    wanted_ = true;
-    wake_.Signal();
+    if (Link* link = Find(channel)) Lose(*link, cause, &finished);
   }
   Tell(finished);
+}
+
+void OwnerLinks::EndReceiving(Link& link, Finished* out) {
+  if (link.receiving == nullptr) return;
+  const std::shared_ptr<ChunkOp> op = std::exchange(link.receiving, nullptr);
+  op->receiving = false;
+  ReleaseIfFree(op, out);
+}
+
+void OwnerLinks::Lose(Link& link, const absl::Status& cause, Finished* out) {
+  const ChannelStats stats = link.channel->stats();
+  closed_bytes_in_ += stats.bytes_in;
+  closed_bytes_out_ += stats.bytes_out;
+  if (!stopping_) {
+    LogWarning("worker", self_name_, ": lost ", link.info.name, " at ", link.info.data_address,
+               ": ", cause.message());
+  }
+  link.channel.reset();
+  link.last_error = cause;
+  link.next_try = Ticks();
+  EndReceiving(link, out);
+  for (auto& [sequence, op] : link.pending) {
+    op->received = 0;
+    op->needs_send = true;
+  }
+  wanted_ = true;
+  wake_.Signal();
 }
 
 void OwnerLinks::Run() {
@@ -313,6 +322,10 @@ void OwnerLinks::OpenMissing() {
       return;
     }
     Link& link = links_[info.node];
+    if (!(link.info == info)) {  // it moved meanwhile
+      if (channel.ok()) (*channel)->Close(absl::AbortedError("the owner moved to another address"));
+      continue;
+    }
     if (channel.ok()) {
       link.channel = *std::move(channel);
       link.tries = 0;

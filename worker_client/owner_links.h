@@ -87,6 +87,8 @@ class OwnerLinks final : public FrameSink {
     absl::Status last_error = absl::UnavailableError("not connected yet");
     uint64_t last_sequence = 0;
     std::map<uint64_t, std::shared_ptr<ChunkOp>> pending;  // by sequence
+    // The channel is writing into it; may be finished, and pending no more.
+    std::shared_ptr<ChunkOp> receiving;
     Ticks next_try;
     uint32_t tries = 0;
   };
@@ -104,6 +106,10 @@ class OwnerLinks final : public FrameSink {
   void OnSent(const std::shared_ptr<ChunkOp>& op, const Channel* channel,
               const absl::Status& status) EXCLUDES(mutex_);
   Link* Find(const Channel& channel) REQUIRES(mutex_);
+  // The channel of `link` is gone: what awaits a reply on it is sent again on the next one.
+  void Lose(Link& link, const absl::Status& cause, Finished* out) REQUIRES(mutex_);
+  // The channel of `link` writes into no operation's memory any more.
+  void EndReceiving(Link& link, Finished* out) REQUIRES(mutex_);
   absl::StatusOr<std::shared_ptr<ChunkOp>> FindOp(const Channel& channel, const FrameHeader& header)
       REQUIRES(mutex_);
   void Finish(const std::shared_ptr<ChunkOp>& op, absl::Status status, Finished* out)
