@@ -29,8 +29,10 @@ void GroupTracker::OnFence(const FenceDirective& directive) {
   for (const GroupPlan& group : directive.groups) {
     if (current_ && group.id == current_->id && group.generation > current_->generation &&
         HasSelf(group)) {
-      // One phase: in force at once, also for the step under way.
+      // One phase: in force at once, also for the step under way. What was due before has the dead
+      // member in it.
       current_ = group;
+      due_.erase(due_.begin(), due_.upper_bound(group.generation));
     }
   }
 }
@@ -49,6 +51,7 @@ void GroupTracker::Adopt(const GroupPlan& group) {
       due_[group.generation] = group;
     } else if (!leaves_at_) {
       leaves_at_ = group.activation_step;
+      leaves_in_ = group.generation;
     }
     TakeDue();
     return;
@@ -79,6 +82,7 @@ void GroupTracker::Advance() {
   step_ = current_->activation_step;
   next_group_.reset();
   leaves_at_.reset();
+  leaves_in_.reset();
   due_.clear();
 }
 

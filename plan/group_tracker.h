@@ -29,6 +29,9 @@ class GroupTracker {
   Step OnPrepare(const PrepareDirective& directive);
   void OnCommit(const CommitDirective& directive);
   void OnAbort(uint64_t change) { holds_.erase(change); }
+  // A new stream of directives: what is still under way is prepared again, the end of the rest was
+  // missed.
+  void OnNewStream() { holds_.clear(); }
   void OnFence(const FenceDirective& directive);
 
   // False while the worker has no group yet or has left its last one.
@@ -43,6 +46,11 @@ class GroupTracker {
 
   // The step from which on the group does without this worker, once that is agreed.
   std::optional<Step> leaves_at() const { return leaves_at_; }
+  // An owner that works by `generation` of the current group does without this worker, for any
+  // step: it is the one in which this worker has left, or came after it.
+  bool IsWithoutSelf(GroupGeneration generation) const {
+    return leaves_in_ && generation >= *leaves_in_;
+  }
 
  private:
   void Adopt(const GroupPlan& group);
@@ -55,6 +63,7 @@ class GroupTracker {
   std::map<GroupGeneration, GroupPlan> due_;  // later generations of the current group
   std::optional<GroupPlan> next_group_;       // the group to move to when the current one is left
   std::optional<Step> leaves_at_;
+  std::optional<GroupGeneration> leaves_in_;
   std::map<uint64_t, Step> holds_;  // by change: first step that may not begin
 };
 

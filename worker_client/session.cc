@@ -15,7 +15,7 @@ namespace {
 
 constexpr Ticks kJoinPause = Milliseconds(100);
 constexpr Ticks kJoinTimeout = Seconds(5);
-constexpr Ticks kLeaveTimeout = Seconds(10);
+constexpr Ticks kLastBoundaryPatience = Seconds(5);
 
 Ticks Now() { return Clock::Real().Now(); }
 
@@ -47,6 +47,15 @@ SessionImpl::~SessionImpl() {
   }
   if (control_thread_.joinable()) control_thread_.join();
   if (timer_thread_.joinable()) timer_thread_.join();
+  std::vector<Retry> retries;
+  {
+    MutexLock lock(&mutex_);
+    retries.swap(retries_);
+  }
+  // What waited to be sent again is known to no link, which could end it.
+  for (const Retry& retry : retries) {
+    OnOutcome(retry.op, absl::CancelledError("the session was closed"));
+  }
   if (joined_.self.node != NodeId()) control_->StopWatch();
   if (links_ != nullptr) links_->Shutdown(absl::CancelledError("the session was closed"));
   // No channel calls into the links once the transport is gone.
@@ -184,7 +193,8 @@ absl::StatusOr<Operation> SessionImpl::Pull(TensorId tensor, std::span<float> we
 
 // ---- Steps --------------------------------------------------------------------------------------
 
-absl::Status SessionImpl::SendBoundary(Step first, Step last, bool wait) {
+absl::Status SessionImpl::SendBoundary(Step first, Step last, Ticks patience) {
+  const bool wait = patience > Ticks(0);
   std::vector<std::shared_ptr<ChunkOp>> ops;
   uint64_t id = 0;
   {
@@ -198,7 +208,7 @@ absl::Status SessionImpl::SendBoundary(Step first, Step last, bool wait) {
     auto pending = std::make_shared<Pending>();
     id = next_operation_++;
     pending->kind = FrameKind::kBoundary;
-    pending->deadline = Deadline();
+    pending->deadline = wait ? std::min(Deadline(), Now() + patience) : Deadline();
     pending->internal = !wait;
     for (NodeId owner : owners) {
       auto op = std::make_shared<ChunkOp>();
@@ -222,9 +232,10 @@ void SessionImpl::AccountStep() {
   uint64_t drawn = 0;
   for (const SampleRange& range : in_hand_) drawn += range.end - range.begin;
   // Samples that were drawn for this step and not pushed in it reach no update any more.
-  if (drawn > used_this_step_) counters_.discarded += Samples(drawn - used_this_step_);
+  if (drawn > offered_this_step_) counters_.discarded += Samples(drawn - offered_this_step_);
   in_hand_.clear();
-  used_this_step_ = 0;
+  offered_this_step_ = 0;
+  pushed_this_step_ = false;
   for (Tensor& tensor : tensors_) tensor.next_ordinal = Ordinal();
   const Ticks now = Now();
   step_times_us_.push_back((now - step_began_).value() / 1000);
@@ -239,7 +250,7 @@ absl::Status SessionImpl::AdvanceStep() {
     if (!failed_.ok()) return failed_;
     now = group_->step();
   }
-  PACELINE_RETURN_IF_ERROR(SendBoundary(now, now, false));
+  PACELINE_RETURN_IF_ERROR(SendBoundary(now, now, Ticks(0)));
   MutexLock lock(&mutex_);
   const Ticks deadline = Deadline();
   while (failed_.ok() && !group_->MayAdvance()) {
@@ -266,6 +277,15 @@ absl::Status SessionImpl::Barrier(const std::string& name) {
 }
 
 absl::StatusOr<std::string> SessionImpl::Checkpoint(const std::string& directory) {
+  {
+    MutexLock lock(&mutex_);
+    // The cut would have this step in it, and wait for this worker to end it.
+    if (pushed_this_step_) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("Checkpoint: worker '", options_.worker_name, "' has pushed in step ",
+                       group_->step().value(), "; call AtStepBoundary first, then Checkpoint"));
+    }
+  }
   PACELINE_ASSIGN_OR_RETURN(NodeReply reply, CallScheduler(CheckpointRequest{directory}));
   const auto* written = std::get_if<CheckpointReply>(&reply);
   if (written == nullptr) return absl::InternalError("the scheduler answered Checkpoint oddly");
@@ -274,46 +294,67 @@ absl::StatusOr<std::string> SessionImpl::Checkpoint(const std::string& directory
 
 // ---- Leaving ------------------------------------------------------------------------------------
 
-absl::Status SessionImpl::PassOn(Step agreed_from) {
-  const Step now = step();
-  if (agreed_from <= now) return absl::OkStatus();
-  return SendBoundary(now, agreed_from - Step(1), true);
+void SessionImpl::ReturnUnused() {
+  MutexLock lock(&mutex_);
+  ReturnSamplesRequest unused{lease_ ? lease_->TakeAll() : std::vector<SampleRange>()};
+  uint64_t pushed = std::exchange(offered_this_step_, 0);
+  for (SampleRange range : std::exchange(in_hand_, {})) {
+    const uint64_t used = std::min(pushed, range.end - range.begin);
+    pushed -= used;
+    range.begin += used;
+    if (range.begin < range.end) unused.ranges.push_back(range);
+  }
+  for (const SampleRange& range : unused.ranges) {
+    counters_.returned += Samples(range.end - range.begin);
+  }
+  if (!unused.ranges.empty()) outbox_.push_back(std::move(unused));
 }
 
-absl::Status SessionImpl::Leave(const std::string& reason) {
-  LeaveRequest request;
-  {
-    MutexLock lock(&mutex_);
-    if (left_) return absl::OkStatus();
-    if (!failed_.ok()) return failed_;
-    ReturnSamplesRequest unused{lease_ ? lease_->TakeAll() : std::vector<SampleRange>()};
-    unused.ranges.insert(unused.ranges.end(), in_hand_.begin(), in_hand_.end());
-    in_hand_.clear();
-    for (const SampleRange& range : unused.ranges) {
-      counters_.returned += Samples(range.end - range.begin);
-    }
-    if (!unused.ranges.empty()) outbox_.push_back(std::move(unused));
-  }
-  SendQueued();
-  request.reason = reason;
-  request.last = MakeReport();
-  const Ticks deadline = Now() + kLeaveTimeout;
-  {
-    MutexLock lock(&mutex_);
-    leaving_ = true;
-  }
-  PACELINE_RETURN_IF_ERROR(control_->Call(joined_.self, request, kLeaveTimeout).status());
+// The others still count on this worker up to the step in which they do without it.
+absl::Status SessionImpl::CoverUntilGone() {
   std::optional<Step> from;
+  Step now;
+  bool owes = true;
   {
     MutexLock lock(&mutex_);
-    // Alone in its group nobody waits for it; else the commit says from which step on it is gone.
+    const Ticks deadline = Deadline();
     const bool alone = group_->current().members.size() <= 1;
     while (failed_.ok() && !alone && !gone_ && !group_->leaves_at() && Now() < deadline) {
       changed_.WaitFor(&mutex_, deadline - Now());
     }
+    if (!failed_.ok()) return absl::OkStatus();  // the job has ended, or it was fenced meanwhile
     from = group_->leaves_at();
+    now = group_->step();
+    owes = !alone || pushed_this_step_;
   }
-  if (from) PACELINE_RETURN_IF_ERROR(PassOn(*from));
+  if (from) {
+    if (*from <= now) return absl::OkStatus();
+    return SendBoundary(now, *from - Step(1), options_.deadline);
+  }
+  if (!owes) return absl::OkStatus();
+  // Its word was lost with a stream. Others are at most a step ahead, and a change is in force from
+  // the step after. No answer is expected: the job may have ended.
+  (void)SendBoundary(now, now + Step(kActivationMargin), kLastBoundaryPatience);
+  return absl::OkStatus();
+}
+
+absl::Status SessionImpl::Leave(const std::string& reason) {
+  {
+    MutexLock lock(&mutex_);
+    if (left_) return absl::OkStatus();
+    if (!failed_.ok()) return failed_;
+  }
+  ReturnUnused();
+  SendQueued();
+  LeaveRequest request;
+  request.reason = reason;
+  request.last = MakeReport();
+  {
+    MutexLock lock(&mutex_);
+    leaving_ = true;
+  }
+  PACELINE_RETURN_IF_ERROR(CallScheduler(request).status());
+  PACELINE_RETURN_IF_ERROR(CoverUntilGone());
   MutexLock lock(&mutex_);
   left_ = true;
   control_wake_.Signal();

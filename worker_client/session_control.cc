@@ -13,6 +13,7 @@ constexpr Ticks kReportInterval = Milliseconds(500);
 constexpr Ticks kControlTimeout = Seconds(5);
 constexpr uint32_t kBatchesAhead = 16;
 constexpr Ticks kSchedulerPause = Milliseconds(50);
+constexpr Ticks kReopenPause = Milliseconds(100);
 constexpr Ticks kNoSamplesPause = Milliseconds(10);
 
 Ticks Now() { return Clock::Real().Now(); }
@@ -57,6 +58,7 @@ void SessionImpl::Apply(const PlanDirective& directive) {
   if (have_plan_ && directive.plan.generation < plan_.generation) return;
   plan_ = directive.plan;
   have_plan_ = true;
+  if (std::exchange(new_stream_, false)) group_->OnNewStream();
   group_->OnPlan(plan_);
   links_->SetOwners(plan_.servers);
   if (plan_.state == JobState::kStopped) {
@@ -125,36 +127,46 @@ void SessionImpl::Apply(const EndJobDirective& directive) {
 // ---- Heartbeats, reports, acks ------------------------------------------------------------------
 
 void SessionImpl::OpenWatch() {
+  {
+    MutexLock lock(&mutex_);
+    new_stream_ = true;
+  }
   control_->Watch(
       joined_.self, [this](Directive directive) { OnDirective(directive); },
-      [this](absl::Status cause) {
-        MutexLock lock(&mutex_);
-        if (closing_ || left_) return;
-        if (leaving_ && absl::IsFailedPrecondition(cause)) {
-          // It has left, and no word about its group comes after this.
-          gone_ = true;
-          changed_.SignalAll();
-          return;
-        }
-        LogWarning("worker", options_.worker_name, ": watch stream of ", control_->Peer(),
-                   " ended: ", std::string(cause.message()));
-        watch_lost_ = true;
-        control_wake_.Signal();
-      });
+      [this](absl::Status cause) { OnStreamClosed(cause); });
 }
 
-void SessionImpl::SendQueued() {
+void SessionImpl::OnStreamClosed(const absl::Status& cause) {
+  MutexLock lock(&mutex_);
+  if (closing_ || left_) return;
+  if (leaving_ && absl::IsFailedPrecondition(cause)) {
+    // It has left, and no word about its group comes after this.
+    gone_ = true;
+    changed_.SignalAll();
+    return;
+  }
+  if (!std::exchange(away_, true)) {
+    LogWarning("worker", options_.worker_name, ": watch stream of ", control_->Peer(),
+               " ended: ", std::string(cause.message()));
+  }
+  watch_lost_ = true;
+  control_wake_.Signal();
+}
+
+bool SessionImpl::SendQueued() {
   // Leave sends what is queued beside the control thread; each request is sent and taken off once.
   MutexLock one_sender(&send_mutex_);
   while (true) {
     NodeRequest request;
     {
       MutexLock lock(&mutex_);
-      if (outbox_.empty()) return;
+      if (outbox_.empty()) return true;
       request = outbox_.front();
     }
     const absl::Status status = control_->Call(joined_.self, request, kControlTimeout).status();
-    if (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status)) return;  // again later
+    const bool again = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
+                       absl::IsResourceExhausted(status);
+    if (again) return false;
     MutexLock lock(&mutex_);
     outbox_.pop_front();
     if (status.ok() || (leaving_ && absl::IsFailedPrecondition(status))) continue;
@@ -164,17 +176,16 @@ void SessionImpl::SendQueued() {
 }
 
 void SessionImpl::RunControl() {
-  const Ticks heartbeat = Milliseconds(joined_.heartbeat_interval_ms);
-  Ticks next_heartbeat = Now() + heartbeat;
+  Ticks next_heartbeat = Now() + Milliseconds(joined_.heartbeat_interval_ms);
+  bool pause = false;  // the scheduler is away: do not spin until it is back
   while (true) {
     bool reopen = false;
     {
       MutexLock lock(&mutex_);
       if (closing_) return;
-      if (outbox_.empty() && !report_now_) {
-        const Ticks now = Now();
-        if (next_heartbeat > now) control_wake_.WaitFor(&mutex_, next_heartbeat - now);
-      }
+      const Ticks wait = pause ? kReopenPause : next_heartbeat - Now();
+      const bool idle = outbox_.empty() && !report_now_ && !watch_lost_;
+      if ((pause || idle) && wait > Ticks(0)) control_wake_.WaitFor(&mutex_, wait);
       if (closing_) return;
       reopen = std::exchange(watch_lost_, false);
       report_now_ = report_now_ || Now() >= reported_at_ + kReportInterval;
@@ -183,27 +194,32 @@ void SessionImpl::RunControl() {
       control_->StopWatch();
       OpenWatch();
     }
-    SendQueued();
-    bool report = false;
-    {
-      MutexLock lock(&mutex_);
-      report = std::exchange(report_now_, false) && !left_;
-    }
-    absl::Status status;
-    if (report) {
-      status = control_->Call(joined_.self, MakeReport(), kControlTimeout).status();
-    } else if (Now() >= next_heartbeat) {
-      status = control_->Call(joined_.self, Heartbeat{}, kControlTimeout).status();
-    } else {
-      continue;
-    }
-    next_heartbeat = Now() + heartbeat;
-    if (absl::IsFailedPrecondition(status)) {
-      MutexLock lock(&mutex_);
-      // To one that is leaving it says that it has left.
-      if (!left_ && !leaving_) Fail(status);
-    }
+    const bool sent = SendQueued() && ReportOrBeat(&next_heartbeat);
+    pause = reopen || !sent;
   }
+}
+
+// False when the scheduler is away.
+bool SessionImpl::ReportOrBeat(Ticks* next_heartbeat) {
+  bool report = false;
+  {
+    MutexLock lock(&mutex_);
+    report = std::exchange(report_now_, false) && !left_;
+  }
+  absl::Status status;
+  if (report) {
+    status = control_->Call(joined_.self, MakeReport(), kControlTimeout).status();
+  } else if (Now() >= *next_heartbeat) {
+    status = control_->Call(joined_.self, Heartbeat{}, kControlTimeout).status();
+  } else {
+    return true;
+  }
+  *next_heartbeat = Now() + Milliseconds(joined_.heartbeat_interval_ms);
+  MutexLock lock(&mutex_);
+  if (status.ok() && !watch_lost_) away_ = false;
+  // To one that is leaving it says that it has left.
+  if (absl::IsFailedPrecondition(status) && !left_ && !leaving_) Fail(status);
+  return !absl::IsUnavailable(status);
 }
 
 WorkerReport SessionImpl::MakeReport() {

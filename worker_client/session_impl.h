@@ -113,8 +113,10 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   // session.cc
   absl::Status AdvanceStep() EXCLUDES(mutex_);
   void AccountStep() REQUIRES(mutex_);
-  absl::Status SendBoundary(Step first, Step last, bool wait);
-  absl::Status PassOn(Step agreed_from);
+  // Waits for the answers up to `patience`, or not at all when it is 0.
+  absl::Status SendBoundary(Step first, Step last, Ticks patience);
+  void ReturnUnused() EXCLUDES(mutex_);
+  absl::Status CoverUntilGone() EXCLUDES(mutex_);
 
   // session_ops.cc
   struct OpRequest {
@@ -134,8 +136,11 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   // False when the operation is to be sent again.
   bool Settle(Pending& pending, ChunkOp& op, const absl::Status& status) REQUIRES(mutex_);
   absl::Status FromReply(const Pending& pending, const ChunkOp& op) REQUIRES(mutex_);
-  void CountSamples(const Pending& pending, const ChunkOp& op) REQUIRES(mutex_);
+  void CountSamples(const Pending& pending, const ChunkOp& op, const absl::Status& status)
+      REQUIRES(mutex_);
   absl::StatusOr<OperationResult> WaitFor(uint64_t id);
+  // Also after an error, as each holds memory; the first error.
+  absl::Status WaitForEach(const std::vector<uint64_t>& ids);
   std::string DescribeOp(const Pending& pending, const ChunkOp& op) const;
   void RunTimer();
 
@@ -150,8 +155,11 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   void Apply(const CutDirective&) REQUIRES(mutex_) {}
   void Apply(const RecallSamplesDirective& directive) REQUIRES(mutex_);
   void Apply(const EndJobDirective& directive) REQUIRES(mutex_);
+  void OnStreamClosed(const absl::Status& cause) EXCLUDES(mutex_);
   void RunControl();
-  void SendQueued() EXCLUDES(mutex_, send_mutex_);
+  bool ReportOrBeat(Ticks* next_heartbeat) EXCLUDES(mutex_);
+  // False when the scheduler is away; the rest stays queued.
+  bool SendQueued() EXCLUDES(mutex_, send_mutex_);
   void OpenWatch();
   WorkerReport MakeReport() EXCLUDES(mutex_);
   absl::Status Refill(uint32_t count);
@@ -187,12 +195,15 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   std::optional<SampleLease> lease_ GUARDED_BY(mutex_);
   bool samples_finished_ GUARDED_BY(mutex_) = false;
   std::vector<SampleRange> in_hand_ GUARDED_BY(mutex_);  // drawn in this step
-  uint64_t used_this_step_ GUARDED_BY(mutex_) = 0;       // samples of pushes with an outcome
+  uint64_t offered_this_step_ GUARDED_BY(mutex_) = 0;    // of those, pushed to the lead chunk
+  bool pushed_this_step_ GUARDED_BY(mutex_) = false;
   SessionCounters counters_ GUARDED_BY(mutex_);
 
   Mutex send_mutex_;  // held while the outbox is sent; before mutex_
   std::deque<NodeRequest> outbox_ GUARDED_BY(mutex_);  // acks and returned samples
   bool watch_lost_ GUARDED_BY(mutex_) = false;
+  bool new_stream_ GUARDED_BY(mutex_) = false;  // its full state has not come yet
+  bool away_ GUARDED_BY(mutex_) = false;        // the scheduler, as the log was told
   std::map<std::string, Metric> metrics_ GUARDED_BY(mutex_);
   bool report_now_ GUARDED_BY(mutex_) = false;
   std::deque<uint32_t> step_times_us_ GUARDED_BY(mutex_);  // newest 32

@@ -51,7 +51,9 @@ absl::Status SessionImpl::CheckTensor(const OpRequest& request) {
       !request.collect && request.kind != FrameKind::kWriteState) {
     return wrong_size("the gradient given", request.values.size());
   }
-  if (!request.out.empty() && request.out.size() != elements) {
+  const bool comes_back = request.kind == FrameKind::kPushPull ||
+                          request.kind == FrameKind::kPull || request.kind == FrameKind::kReduce;
+  if (request.out.size() != elements && (comes_back || !request.out.empty())) {
     return wrong_size("the result buffer", request.out.size());
   }
   if (IsPush(request.kind) && request.options.samples > Samples(0) &&
@@ -113,6 +115,10 @@ absl::StatusOr<uint64_t> SessionImpl::Issue(const OpRequest& request) {
       ops.back()->tag = id;
     }
     if (IsRound(request.kind)) ++tensor.next_ordinal;
+    if (IsPush(request.kind)) {
+      pushed_this_step_ = true;
+      if (*tensor.id == plan_.lead_tensor) offered_this_step_ += request.options.samples.value();
+    }
     pending->ops = ops;
     pending_.emplace(id, std::move(pending));
   }
@@ -158,13 +164,26 @@ void SessionImpl::OnOutcome(const std::shared_ptr<ChunkOp>& op, const absl::Stat
 bool SessionImpl::Settle(Pending& pending, ChunkOp& op, const absl::Status& status) {
   if (!status.ok()) {
     if (pending.status.ok()) pending.status = status;
+    CountSamples(pending, op, status);
     return true;
   }
   const FrameHeader& reply = op.reply;
+  if (reply.status == FrameStatus::kOldGeneration) {
+    // No generation that is known there has this worker: it has no step to end.
+    if (pending.kind == FrameKind::kBoundary) return true;
+    if (reply.group == op.header.group && group_->IsWithoutSelf(reply.group_generation)) {
+      const absl::Status left = absl::FailedPreconditionError(absl::StrCat(
+          "worker '", options_.worker_name, "' has left its group, which goes on without it"));
+      if (pending.status.ok()) pending.status = left;
+      CountSamples(pending, op, left);
+      return true;
+    }
+  }
   if (reply.status == FrameStatus::kNotYet || reply.status == FrameStatus::kOldGeneration ||
       reply.status == FrameStatus::kNotOwner) {
     if (!failed_.ok() || !pending.status.ok()) {
       if (pending.status.ok()) pending.status = failed_;
+      CountSamples(pending, op, pending.status);
       return true;
     }
     // The owner says which generation of this group holds for the step.
@@ -179,7 +198,7 @@ bool SessionImpl::Settle(Pending& pending, ChunkOp& op, const absl::Status& stat
   if (pending.kind == FrameKind::kBoundary) return true;
   pending.result.versions[op.index] = reply.version;
   if (pending.kind == FrameKind::kReduce) pending.result.samples = reply.samples;
-  if (IsPush(pending.kind)) CountSamples(pending, op);
+  CountSamples(pending, op, outcome);
   const bool weights_came = !op.out.empty() && reply.total == op.out.size();
   Tensor& tensor = tensors_[pending.tensor];
   if (weights_came && pending.kind != FrameKind::kReduce && op.index < tensor.bases.size()) {
@@ -223,11 +242,17 @@ absl::Status SessionImpl::FromReply(const Pending& pending, const ChunkOp& op) {
   }
 }
 
-void SessionImpl::CountSamples(const Pending& pending, const ChunkOp& op) {
+void SessionImpl::CountSamples(const Pending& pending, const ChunkOp& op,
+                               const absl::Status& status) {
   // A push counts where the owners count it: at the lead chunk.
-  if (op.header.tensor != plan_.lead_tensor || op.header.chunk != ChunkIndex(0)) return;
-  used_this_step_ += pending.samples.value();
-  if (op.reply.status == FrameStatus::kOk) {
+  if (!IsPush(pending.kind) || op.header.tensor != plan_.lead_tensor ||
+      op.header.chunk != ChunkIndex(0)) {
+    return;
+  }
+  if (absl::IsFailedPrecondition(status) || absl::IsCancelled(status)) {
+    // The owners do without this incarnation: what they did not count is handed out again.
+    counters_.returned += pending.samples;
+  } else if (status.ok() && op.reply.status == FrameStatus::kOk) {
     counters_.applied += pending.samples;
   } else {
     counters_.discarded += pending.samples;
@@ -271,11 +296,12 @@ absl::Status SessionImpl::WaitAll() {
       if (!pending->callback && !pending->internal) ids.push_back(id);
     }
   }
+  return WaitForEach(ids);
+}
+
+absl::Status SessionImpl::WaitForEach(const std::vector<uint64_t>& ids) {
   absl::Status first;
-  for (uint64_t id : ids) {
-    const absl::Status status = WaitFor(id).status();
-    if (first.ok()) first = status;
-  }
+  for (uint64_t id : ids) first.Update(WaitFor(id).status());
   return first;
 }
 

@@ -41,6 +41,7 @@ absl::StatusOr<TensorId> SessionImpl::RegisterTensor(const TensorSpec& spec) {
 
 absl::Status SessionImpl::Init(TensorId handle, std::span<const float> values) {
   MutexLock lock(&mutex_);
+  while (preparing_) changed_.Wait(&mutex_);  // the values given before may be on their way
   if (handle.value() >= tensors_.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("Init: tensor ", handle.value(), " was never registered"));
@@ -161,7 +162,7 @@ absl::Status SessionImpl::WriteInitial(const std::vector<uint32_t>& batch) {
     PACELINE_ASSIGN_OR_RETURN(uint64_t id, Issue(request));
     operations.push_back(id);
   }
-  for (uint64_t id : operations) PACELINE_RETURN_IF_ERROR(WaitFor(id).status());
+  PACELINE_RETURN_IF_ERROR(WaitForEach(operations));
   return CallScheduler(done).status();
 }
 
@@ -179,7 +180,7 @@ absl::Status SessionImpl::StartRound(const std::vector<uint32_t>& batch) {
     PACELINE_ASSIGN_OR_RETURN(uint64_t id, Issue(request));
     operations.push_back(id);
   }
-  for (uint64_t id : operations) PACELINE_RETURN_IF_ERROR(WaitFor(id).status());
+  PACELINE_RETURN_IF_ERROR(WaitForEach(operations));
   MutexLock lock(&mutex_);
   for (uint32_t i : batch) {
     tensors_[i].ready = true;

@@ -128,8 +128,9 @@ void Core::Impl::SendOpenWork(const JobRecord& job, const NodeRecord& to) {
     directive.groups = WithKeysFor(to, std::move(directive.groups));
     Send(to.id, std::move(directive));
   }
+  // Also to one that has acked: full state takes the place of all it was told before.
   const std::optional<Change>& change = run.plan.change();
-  if (change && change->awaited.count(to.id) > 0) SendPrepare(job, *change, to.id);
+  if (change && change->concerned.count(to.id) > 0) SendPrepare(job, *change, to.id);
   if (!run.cuts.empty() && run.cuts.front().awaited.count(to.id) > 0) {
     const scheduler::Cut& cut = run.cuts.front();
     Send(to.id, CutDirective{cut.id, job.id, cut.collecting, false, cut.steps,
