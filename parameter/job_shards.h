@@ -18,6 +18,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "parameter/chunk_snapshot.h"
 #include "parameter/group_table.h"
 #include "parameter/parameter_shard.h"
 #include "plan/messages.h"
@@ -25,14 +26,6 @@
 #include "plan/report.h"
 
 namespace paceline {
-
-// One chunk of a cut, handed to the writer of checkpoint parts while the shard thread holds it.
-struct ChunkSnapshot {
-  ChunkKey key;
-  Version version;
-  std::map<std::string, std::vector<float>> arrays;  // "weights", optimizer slots by name
-  uint64_t applied_steps = 0;                        // Adam's t
-};
 
 // A Boundary concerns every shard thread; the last one to take it answers.
 struct BoundaryAnswer {

@@ -39,7 +39,7 @@
 
 #include "absl/status/status.h"
 #include "common/base/types.h"
-#include "parameter/job_shards.h"
+#include "parameter/chunk_snapshot.h"
 #include "plan/messages.h"
 #include "plan/plan.h"
 #include "plan/report.h"
