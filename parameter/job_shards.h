@@ -73,6 +73,11 @@ class JobShards {
   void CutAt(const std::map<GroupId, Step>& steps, CutDone done, Ticks now, Replies* replies);
   void CutAbort(const absl::Status& cause, Ticks now, Replies* replies);
 
+  // Null when it is not here.
+  ParameterShard* shard(ChunkKey key) {
+    const auto it = shards_.find(key);
+    return it == shards_.end() ? nullptr : &it->second;
+  }
   const Plan* plan() const { return plan_ == nullptr ? nullptr : &plan_->plan; }
   // What a refusal tells the sender to catch up to.
   GroupGeneration GenerationFor(GroupId group, Step step) const;

@@ -1,0 +1,167 @@
+// What must hold in every run, checked while it goes on. The checker does not look into the core or
+// the shards: it hears what they say (replies, directives, reports, durable entries) and works out
+// for itself what must follow.
+//
+// Invariants:
+//  incarnation     the scheduler gives no incarnation twice
+//  generation      a generation of a group has one set of members and one activation step
+//  one lease       no sample is handed to a worker while another live one holds it
+//  exactly once    no operation, no sample and no step of a group is applied twice to a chunk
+//  sum             the samples in a reply are those of the operations it answers
+//  weights         a chunk's weights are what its updates, applied in their order by scalar code,
+//                  make of the initial values of one writer
+//  same bits       every reply to a round carries the same version and bits, also when it is
+//                  repeated and when it arrives
+//  version         grows by one per update, never goes back
+//  staleness       owners report the staleness that their updates had; it agrees with the formula
+//  ledger          drawn = applied + discarded + returned, at scheduler, owners and workers
+//
+// Thread rule: one thread.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "parameter/operation.h"
+#include "plan/events.h"
+#include "simulation/scenario.h"
+#include "simulation/world.h"
+
+namespace paceline::simulation {
+
+// The gradient of an operation: small whole numbers, so that every order gives the same sum.
+class Gradient {
+ public:
+  Gradient(Incarnation incarnation, Step origin_step, Ordinal ordinal, ChunkKey chunk);
+
+  int32_t At(uint64_t i) const { return pattern_[i % pattern_.size()]; }
+  std::vector<float> Values(uint64_t elements) const;
+
+ private:
+  std::array<int32_t, 21> pattern_;
+};
+
+// The initial value that a worker would write.
+float InitialAt(NodeId writer, ChunkKey chunk, uint64_t i);
+
+// What a worker counted of its samples.
+struct WorkerLedger {
+  uint64_t drawn = 0;
+  uint64_t applied = 0;
+  uint64_t discarded = 0;
+  uint64_t returned = 0;
+};
+
+class Checker {
+ public:
+  Checker(World* world, const Scenario* scenario) : world_(world), scenario_(scenario) {}
+
+  // ---- The scheduler
+  void OnDurable(const JournalEntry& entry);
+  void OnJoined(NodeRef self);
+  void OnDrawn(NodeRef to, const std::vector<SampleRange>& ranges,
+               const std::function<bool(NodeRef)>& live);
+  // A directive is delivered.
+  void OnDirective(NodeRef to, const Directive& directive);
+
+  // ---- Owners
+  // Replies of one shard thread, in order, before they are sent.
+  void OnReplies(const std::string& owner, const std::vector<Reply>& replies);
+  // What the owner of the lead chunk counted by now.
+  void OnLeadReport(const JobAtServer& report);
+
+  // ---- Workers
+  void OnPush(NodeRef from, Step step, const std::vector<SampleRange>& ranges);
+  void OnGivenBack(NodeRef from, const std::vector<SampleRange>& ranges);
+  void OnReplyArrived(const Reply& reply);
+  // It has left in good order.
+  void OnLeft(NodeRef self, const WorkerLedger& ledger);
+
+  // ---- The end, when the job is finished.
+  void OnFinished(const JobView& job);
+
+  // When a group last had a round decided, and how many updates there were.
+  std::map<GroupId, Ticks> progress() const { return progress_; }
+  uint64_t updates() const { return updates_; }
+  uint64_t rounds() const { return rounds_; }
+
+ private:
+  using OperationKey = std::tuple<ChunkKey, Incarnation, Step, Ordinal, OperationKind>;
+  using RoundKey = std::tuple<ChunkKey, GroupId, Step, Ordinal, OperationKind>;
+  using SampleKey = std::pair<Epoch, uint64_t>;
+
+  struct Answered {
+    OperationStatus status;
+    Version version;
+    Samples samples;
+    uint64_t checksum = 0;
+  };
+  struct Generation {
+    std::vector<std::pair<NodeId, Incarnation>> members;
+    Step activation;
+    uint32_t planned = 0;
+  };
+  struct Chunk {
+    bool known = false;
+    std::vector<float> weights;
+    std::vector<float> momentum;
+    Version version;
+    std::map<Version, uint64_t> checksums;
+  };
+  struct Count {
+    uint64_t updates = 0;
+    uint64_t tau = 0;
+    uint64_t first_base = 0;
+    uint64_t last = 0;
+    int64_t gaps = 0;
+  };
+  struct Sample {
+    NodeRef holder;
+    bool held = false;
+    bool over = false;  // applied or discarded
+  };
+
+  void OnRound(const std::string& owner, const RoundKey& key,
+               const std::vector<const Reply*>& replies);
+  void CheckReduce(const std::vector<const Reply*>& replies);
+  bool Begin(Chunk& chunk, const Reply& reply);
+  void Apply(Chunk& chunk, const std::vector<const Reply*>& in_sum, const Generation* generation,
+             size_t refused, Samples samples);
+  void CountLead(GroupId group, const std::vector<const Reply*>& in_sum, Version version);
+  void Use(const Reply& reply);
+  void Learn(const std::vector<GroupPlan>& groups, const std::string& how);
+  template <typename... Pieces>
+  void Fail(const char* invariant, const Pieces&... pieces) {
+    world_->Fail(invariant, absl::StrCat(pieces...));
+  }
+
+  World* const world_;
+  const Scenario* const scenario_;
+
+  std::set<std::pair<NodeId, Incarnation>> joined_;
+  std::map<std::pair<GroupId, GroupGeneration>, std::pair<std::string, std::string>> told_;
+  std::map<std::pair<GroupId, GroupGeneration>, Generation> generations_;
+  std::map<OperationKey, Answered> answered_;
+  std::map<RoundKey, Version> applied_rounds_;
+  std::map<ChunkKey, Chunk> chunks_;
+  std::optional<NodeId> writer_;
+  std::map<GroupId, Count> lead_;
+  std::map<NodeId, std::pair<uint64_t, uint64_t>> owner_counts_;  // applied, discarded
+  std::map<std::pair<Incarnation, Step>, std::vector<SampleRange>> pushed_;
+  std::map<SampleKey, Sample> samples_;
+  std::map<NodeId, std::vector<std::pair<Incarnation, WorkerLedger>>> left_;
+  std::map<NodeId, uint32_t> incarnations_;
+  std::map<GroupId, Ticks> progress_;
+  uint64_t updates_ = 0;
+  uint64_t rounds_ = 0;
+};
+
+}  // namespace paceline::simulation

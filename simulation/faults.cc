@@ -1,0 +1,172 @@
+#include "simulation/faults.h"
+
+#include <algorithm>
+
+namespace paceline::simulation {
+
+Faults::Faults(World* world, const Scenario* scenario, Cluster* cluster)
+    : world_(world),
+      scenario_(scenario),
+      cluster_(cluster),
+      left_(scenario->faults),
+      disturbed_at_(world->now()) {
+  for (const auto& worker : cluster_->workers) {
+    SimWorker* const it = worker.get();
+    // A supervisor starts a program again that ended with an error.
+    it->on_failed = [this, it] {
+      Disturb();
+      Restart(it, world_->random().TimeBetween(Milliseconds(20), Milliseconds(400)));
+    };
+  }
+}
+
+Ticks Faults::disturbed_at() const { return away_ > 0 ? world_->now() : disturbed_at_; }
+
+void Faults::Begin() { Next(); }
+
+void Faults::Next() {
+  if (left_ == 0 || over_) return;
+  --left_;
+  world_->After(world_->random().TimeBetween(Milliseconds(30), Milliseconds(1500)), [this] {
+    if (over_) return;
+    Happen();
+    Next();
+  });
+}
+
+void Faults::Happen() {
+  using Fault = void (Faults::*)();
+  static constexpr Fault kFaults[] = {
+      &Faults::KillWorker,    &Faults::KillWorker,       &Faults::KillWorker,
+      &Faults::StopWorker,    &Faults::StopWorker,       &Faults::StopServer,
+      &Faults::StopScheduler, &Faults::KillScheduler,    &Faults::KillScheduler,
+      &Faults::KillScheduler, &Faults::BreakConnections, &Faults::BreakWatch,
+      &Faults::BreakWatch,    &Faults::SlowJournal,      &Faults::JoinSpare,
+      &Faults::JoinSpare,     &Faults::AskToLeave,
+  };
+  ++happened_;
+  Disturb();
+  (this->*kFaults[world_->random().Below(std::size(kFaults))])();
+}
+
+SimWorker* Faults::Victim() {
+  std::vector<SimWorker*> training;
+  for (const auto& worker : cluster_->workers) {
+    if (worker->running() && worker->training()) training.push_back(worker.get());
+  }
+  if (training.size() < 2) return nullptr;
+  return training[world_->random().Below(training.size())];
+}
+
+void Faults::Restart(SimWorker* worker, Ticks delay) {
+  world_->After(delay, [this, worker] {
+    if (worker->alive() || worker->left() || over_) return;
+    world_->Trace("fault: ", worker->name(), " is started again");
+    Disturb();
+    worker->Start();
+  });
+}
+
+void Faults::KillWorker() {
+  SimWorker* const victim = Victim();
+  if (victim == nullptr) return;
+  const bool seen = world_->random().OneIn(2);
+  world_->Trace("fault: ", victim->name(), " is killed", seen ? ", its launcher sees it" : "");
+  const NodeRef self = victim->self();
+  victim->Kill();
+  if (seen) cluster_->scheduler->ProcessEnded(self);
+  if (world_->random().OneIn(5)) return;  // for good
+  Restart(victim, world_->random().TimeBetween(Milliseconds(1), Seconds(4)));
+}
+
+void Faults::StopFor(Process* process, Ticks duration) {
+  world_->Trace("fault: ", process->name(), " is stopped for ", duration.value() / 1'000'000,
+                " ms");
+  process->Stop();
+  const Life life = process->life();
+  world_->After(duration, [this, process, life] {
+    if (process->life() != life) return;
+    world_->Trace("fault: ", process->name(), " is continued");
+    Disturb();
+    process->Continue();
+  });
+}
+
+void Faults::StopWorker() {
+  SimWorker* const victim = Victim();
+  if (victim == nullptr) return;
+  const auto longest = Milliseconds(scenario_->job.failure_timeout_ms) + Seconds(3);
+  StopFor(victim, world_->random().TimeBetween(Milliseconds(20), longest));
+}
+
+// Servers that are silent for longer than their failure timeout end the job.
+void Faults::StopServer() {
+  SimServer* const server =
+      cluster_->servers[world_->random().Below(cluster_->servers.size())].get();
+  if (!server->running()) return;
+  const Ticks duration = world_->random().TimeBetween(Milliseconds(20), Seconds(3));
+  ++away_;
+  StopFor(server, duration);
+  world_->After(duration, [this] { --away_; });
+}
+
+void Faults::StopScheduler() {
+  if (!cluster_->scheduler->running()) return;
+  const Ticks duration = world_->random().TimeBetween(Milliseconds(20), Seconds(4));
+  ++away_;
+  StopFor(cluster_->scheduler, duration);
+  world_->After(duration, [this] { --away_; });
+}
+
+void Faults::KillScheduler() {
+  if (!cluster_->scheduler->alive()) return;
+  world_->Trace("fault: the scheduler is killed");
+  cluster_->scheduler->Kill();
+  ++away_;
+  world_->After(world_->random().TimeBetween(Milliseconds(5), Seconds(2)), [this] {
+    --away_;
+    Disturb();
+    cluster_->scheduler->Start();
+  });
+}
+
+void Faults::BreakConnections() {
+  const uint64_t which =
+      world_->random().Below(cluster_->servers.size() + cluster_->workers.size());
+  const Process* process = which < cluster_->servers.size()
+                               ? static_cast<Process*>(cluster_->servers[which].get())
+                               : cluster_->workers[which - cluster_->servers.size()].get();
+  world_->Trace("fault: all connections of ", process->name(), " break");
+  cluster_->network->BreakAllOf(process);
+}
+
+void Faults::BreakWatch() {
+  const uint64_t which =
+      world_->random().Below(cluster_->servers.size() + cluster_->workers.size());
+  cluster_->scheduler->BreakWatchOf(
+      which < cluster_->servers.size() ? static_cast<Process*>(cluster_->servers[which].get())
+                                       : cluster_->workers[which - cluster_->servers.size()].get());
+}
+
+void Faults::SlowJournal() {
+  const Ticks sync = world_->random().TimeBetween(Milliseconds(50), Milliseconds(400));
+  world_->Trace("fault: a write of the journal takes ", sync.value() / 1'000'000, " ms");
+  cluster_->scheduler->journal().Slow(world_->now() + Seconds(3), sync);
+}
+
+void Faults::JoinSpare() {
+  for (const auto& worker : cluster_->workers) {
+    if (worker->alive() || worker->left() || worker->life() > 0) continue;
+    world_->Trace("fault: ", worker->name(), " joins");
+    return worker->Start();
+  }
+}
+
+void Faults::AskToLeave() {
+  SimWorker* const victim = Victim();
+  if (victim == nullptr) return;
+  world_->Trace("fault: ", victim->name(), " is asked to leave");
+  victim->AskToLeave();
+}
+
+}  // namespace paceline::simulation

@@ -1,0 +1,148 @@
+#include "simulation/run.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "simulation/faults.h"
+
+namespace paceline::simulation {
+namespace {
+
+constexpr Ticks kLook = Milliseconds(100);
+constexpr Ticks kLongest = Seconds(150);
+constexpr Ticks kFaultsUntil = Seconds(20);
+// Owners report what they counted after the last worker has left.
+constexpr Ticks kLastReports = Seconds(4);
+
+class Simulation {
+ public:
+  Simulation(uint64_t seed, const RunOptions& options)
+      : options_(options),
+        world_(seed, options.keep_lines, options.on_line),
+        scenario_(DrawScenario(world_.random())),
+        checker_(&world_, &scenario_),
+        scheduler_(&world_, &scenario_, &options_.bugs, &checker_),
+        network_(&world_, &scenario_) {
+    cluster_.scheduler = &scheduler_;
+    cluster_.network = &network_;
+    for (uint32_t i = 0; i < scenario_.servers; ++i) {
+      cluster_.servers.push_back(std::make_unique<SimServer>(&world_, &scenario_, &options_.bugs,
+                                                             &checker_, &scheduler_, &network_,
+                                                             absl::StrCat("server-", i)));
+    }
+    for (uint32_t i = 0; i < scenario_.job.workers + scenario_.spare_workers; ++i) {
+      cluster_.workers.push_back(std::make_unique<SimWorker>(
+          &world_, &scenario_, &checker_, &scheduler_, &network_,
+          [this](const std::string& name) { return Find(name); }, i));
+    }
+    faults_ = std::make_unique<Faults>(&world_, &scenario_, &cluster_);
+  }
+
+  RunResult Run() {
+    world_.Trace(Describe(scenario_));
+    Start();
+    faults_->Begin();
+    const Ticks start = world_.now();
+    RunResult result;
+    while (!world_.violation() && world_.now() - start < kLongest) {
+      world_.RunUntil(world_.now() + kLook);
+      if (world_.now() - start > kFaultsUntil) faults_->End();
+      if (world_.violation() || Ended(&result)) break;
+      CheckProgress();
+    }
+    if (!world_.violation() && world_.now() - start >= kLongest) {
+      world_.Fail("the job ends", absl::StrCat("not after 150 s", Doing()));
+    }
+    result.violation = world_.violation();
+    result.scenario = Describe(scenario_);
+    result.lines.assign(world_.lines().begin(), world_.lines().end());
+    result.events = world_.events();
+    result.updates = checker_.updates();
+    result.faults = faults_->happened();
+    result.took = world_.now() - start;
+    return result;
+  }
+
+ private:
+  FrameTaker* Find(const std::string& name) {
+    for (const auto& server : cluster_.servers) {
+      if (server->name() == name) return server.get();
+    }
+    return nullptr;
+  }
+
+  // In any order, as machines come up.
+  void Start() {
+    std::vector<Process*> all{&scheduler_};
+    for (const auto& server : cluster_.servers) all.push_back(server.get());
+    for (uint32_t i = 0; i < scenario_.job.workers; ++i) all.push_back(cluster_.workers[i].get());
+    for (Process* process : all) {
+      world_.After(world_.random().TimeBetween(Ticks(0), Milliseconds(400)), [process] {
+        if (process->life() == 0) process->Start();
+      });
+    }
+  }
+
+  // True when the job is over and everything that must hold then was looked at.
+  bool Ended(RunResult* result) {
+    const bool busy = std::any_of(cluster_.workers.begin(), cluster_.workers.end(),
+                                  [](const auto& worker) { return worker->alive(); });
+    if (busy || !scheduler_.running()) return false;
+    ClusterView view = scheduler_.Status();
+    if (view.jobs.empty() || view.jobs.front().state < JobState::kFinished) return false;
+    faults_->End();
+    world_.RunUntil(world_.now() + kLastReports);
+    if (world_.violation()) return true;
+    if (!scheduler_.running()) world_.RunUntil(world_.now() + Seconds(5));
+    view = scheduler_.Status();
+    const JobView& job = view.jobs.front();
+    if (job.state == JobState::kFinished) {
+      checker_.OnFinished(job);
+      result->balanced = true;
+    } else if (job.reason.find("it was the last") == std::string::npos) {
+      world_.Fail("the job ends", absl::StrCat("it failed: ", job.reason));
+    }
+    return true;
+  }
+
+  std::string Doing() const {
+    std::string text;
+    for (const auto& worker : cluster_.workers) {
+      if (worker->life() > 0) absl::StrAppend(&text, "\n    ", worker->Doing());
+    }
+    return text;
+  }
+
+  // Within failure_timeout + 2 s of the last thing that went wrong each group goes on.
+  void CheckProgress() {
+    const Ticks bound = Milliseconds(scenario_.job.failure_timeout_ms) + Seconds(2);
+    const std::map<GroupId, Ticks> progress = checker_.progress();
+    for (const auto& worker : cluster_.workers) {
+      const auto group = worker->waiting_group();
+      if (!group) continue;
+      const auto it = progress.find(*group);
+      Ticks since = std::max(faults_->disturbed_at(), worker->since());
+      if (it != progress.end()) since = std::max(since, it->second);
+      if (world_.now() - since <= bound) continue;
+      return world_.Fail("progress",
+                         absl::StrCat("group ", group->value(), " had no round for ",
+                                      (world_.now() - since).value() / 1'000'000, " ms", Doing()));
+    }
+  }
+
+  const RunOptions options_;
+  World world_;
+  const Scenario scenario_;
+  Checker checker_;
+  SimScheduler scheduler_;
+  Network network_;
+  Cluster cluster_;
+  std::unique_ptr<Faults> faults_;
+};
+
+}  // namespace
+
+RunResult Run(uint64_t seed, const RunOptions& options) { return Simulation(seed, options).Run(); }
+
+}  // namespace paceline::simulation

@@ -1,0 +1,116 @@
+// An owner as a process: the parts of jobs that shard threads hold (parameter/job_shards.h), with
+// server/agent.h and parameter/host/router.h around them in a few lines: directives pass through
+// the threads' queues, acks wait for all of them, calls to the scheduler go one at a time. Thread
+// rule: one thread.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "parameter/job_shards.h"
+#include "simulation/checker.h"
+#include "simulation/network.h"
+#include "simulation/scenario.h"
+#include "simulation/sim_scheduler.h"
+
+namespace paceline::simulation {
+
+class SimServer final : public FrameTaker {
+ public:
+  SimServer(World* world, const Scenario* scenario, const Bugs* bugs, Checker* checker,
+            SimScheduler* scheduler, Network* network, const std::string& name)
+      : FrameTaker(world, name),
+        scenario_(scenario),
+        bugs_(bugs),
+        checker_(checker),
+        scheduler_(scheduler),
+        network_(network) {}
+
+  NodeRef self() const { return self_; }
+  // FrameTaker
+  absl::Status Authenticate(NodeRef worker) override;
+  void OnOpened(const std::shared_ptr<Connection>& connection) override;
+  void OnFrame(const std::shared_ptr<Connection>& connection, const DataFrame& frame) override;
+  void OnClosed(const std::shared_ptr<Connection>& connection) override;
+
+ protected:
+  void OnStart() override;
+  void OnKill() override;
+
+ private:
+  static constexpr uint32_t kThreads = 2;
+  using Replies = JobShards::Replies;
+  using OperationKey = std::tuple<ChunkKey, Incarnation, Step, Ordinal>;
+  using RoundKey = std::tuple<ChunkKey, GroupId, Step, Ordinal>;
+  struct Lane {
+    FloatPool pool{16u << 20};
+    std::optional<JobShards> job;
+    Ticks last;  // when the newest of its queue is done
+  };
+  using Done = std::function<void()>;
+
+  void Join();
+  void OpenWatch();
+  void OnDirective(const Directive& directive);
+  void Apply(const PlanDirective& directive);
+  void Apply(const PrepareDirective& directive);
+  void Apply(const CommitDirective& directive);
+  void Apply(const AbortDirective& directive);
+  void Apply(const FenceDirective& directive);
+  void Apply(const SealedDirective& directive);
+  void Apply(const CutDirective& directive);
+  void Apply(const RecallSamplesDirective&) {}
+  void Apply(const EndJobDirective& directive);
+  void Learn(const std::vector<GroupPlan>& groups);
+
+  void Post(uint32_t lane, std::function<void()> task);
+  // Runs `task` on the queue of every thread; `done` after the last.
+  void OnEveryThread(const std::function<void(JobShards&, Replies*)>& task, Done done);
+  Done AckWhenDone(uint64_t id);
+  void TakeFrame(uint32_t lane, uint64_t route, const DataFrame& frame,
+                 std::shared_ptr<BoundaryAnswer> boundary);
+  void Send(uint32_t lane, Replies& replies);
+  void Queue(NodeRequest request);
+  void Pump();
+  void GatherReport();
+
+  // ---- Bugs
+  DataFrame WithOldSum(DataFrame frame);
+  void RememberSum(const DataFrame& frame);
+  void KeepSums(const Replies& replies);
+
+  const Scenario* const scenario_;
+  const Bugs* const bugs_;
+  Checker* const checker_;
+  SimScheduler* const scheduler_;
+  Network* const network_;
+
+  // Of one life.
+  NodeRef self_;
+  std::shared_ptr<WatchStream> stream_;
+  std::unique_ptr<std::array<Lane, kThreads>> lanes_;
+  std::map<uint64_t, std::shared_ptr<Connection>> routes_;
+  std::map<NodeId, Incarnation> known_;
+  std::map<NodeId, Incarnation> fenced_;
+  std::deque<NodeRequest> outbox_;
+  std::optional<ServerReport> report_;  // due
+  bool calling_ = false;
+  bool gathering_ = false;
+  bool ended_ = false;
+
+  // Of the bugs.
+  std::set<OperationKey> answered_;
+  std::map<RoundKey, std::vector<float>> sums_;
+  std::map<RoundKey, std::vector<float>> old_sums_;
+};
+
+}  // namespace paceline::simulation

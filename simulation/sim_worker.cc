@@ -1,0 +1,383 @@
+#include "simulation/sim_worker.h"
+
+#include <limits>
+#include <utility>
+
+#include "common/base/check.h"
+
+namespace paceline::simulation {
+namespace {
+
+constexpr Ticks kJoinTimeout = Seconds(5);
+constexpr Ticks kPause = Milliseconds(50);
+constexpr Ticks kCallTimeout = Seconds(60);
+constexpr uint32_t kBatchesAhead = 4;
+
+const char* const kPhases[] = {"joins",
+                               "waits for the job to form",
+                               "registers",
+                               "waits for the placement",
+                               "waits for initial values",
+                               "writes initial values",
+                               "is in its start round",
+                               "is at a boundary",
+                               "draws samples",
+                               "computes",
+                               "reduces",
+                               "exchanges",
+                               "returns samples",
+                               "leaves",
+                               "waits for its group to go on without it",
+                               "passes on",
+                               "has left"};
+
+}  // namespace
+
+SimWorker::SimWorker(World* world, const Scenario* scenario, Checker* checker,
+                     SimScheduler* scheduler, Network* network, FindServer find_server,
+                     uint32_t index)
+    : Process(world, absl::StrCat("worker-", index)),
+      scenario_(scenario),
+      checker_(checker),
+      scheduler_(scheduler),
+      network_(network),
+      find_server_(std::move(find_server)),
+      index_(index) {}
+
+std::string SimWorker::Doing() const {
+  std::string text = absl::StrCat(name(), alive() ? (stopped() ? " (stopped) " : " ") : " (dead) ",
+                                  kPhases[static_cast<size_t>(phase_)]);
+  if (!group_ || !group_->in_group()) return text;
+  absl::StrAppend(&text, ", group ", group_->current().id.value(), " generation ",
+                  group_->current().generation.value(), " step ", group_->step().value(),
+                  group_->MayAdvance() ? "" : ", holds for a change");
+  for (const auto& [owner, link] : links_) {
+    for (const auto& [sequence, op] : link.pending) {
+      absl::StrAppend(&text, "; waits for ", link.server->name(), " about chunk ",
+                      op->operation.chunk.tensor.value(), "/", op->operation.chunk.chunk.value(),
+                      op->operation.kind == OperationKind::kBoundary ? " (Boundary)" : "");
+    }
+  }
+  return text;
+}
+
+void SimWorker::Enter(Phase phase) {
+  phase_ = phase;
+  since_ = world()->now();
+}
+
+std::optional<GroupId> SimWorker::waiting_group() const {
+  const bool waits = phase_ == Phase::kStartRound || phase_ == Phase::kReducing ||
+                     phase_ == Phase::kExchanging || phase_ == Phase::kBoundary ||
+                     phase_ == Phase::kPassingOn;
+  if (!running() || !waits) return std::nullopt;
+  return group_->current().id;
+}
+
+// ---- Joining ----------------------------------------------------------------------------------
+
+void SimWorker::OnStart() {
+  Enter(Phase::kJoining);
+  self_ = {};
+  group_.reset();
+  plan_ = {};
+  have_plan_ = false;
+  written_ = false;
+  chunks_.clear();
+  bases_.clear();
+  links_.clear();
+  outstanding_ = 0;
+  lease_.reset();
+  samples_finished_ = false;
+  in_hand_.clear();
+  used_this_step_ = 0;
+  ledger_ = {};
+  outbox_.clear();
+  calling_ = busy_ = asked_to_leave_ = gone_ = false;
+  reported_at_ = world()->now();
+  Join();
+}
+
+void SimWorker::OnKill() {
+  scheduler_->StopWatch(stream_);
+  stream_ = nullptr;
+  network_->BreakAllOf(this);
+  if (phase_ != Phase::kLeft) phase_ = Phase::kJoining;
+}
+
+void SimWorker::Join() {
+  JoinRequest request;
+  request.role = Role::kWorker;
+  request.name = name();
+  request.host = "host-" + name();
+  request.job = scenario_->job;
+  request.index = WorkerIndex(index_);
+  scheduler_->Join(this, std::move(request), kJoinTimeout,
+                   [this](const absl::StatusOr<JoinReply>& reply) {
+                     if (!reply.ok()) return After(kPause, [this] { Join(); });
+                     self_ = reply->self;
+                     heartbeat_interval_ms_ = reply->heartbeat_interval_ms;
+                     group_.emplace(self_.node);
+                     Enter(Phase::kForming);
+                     OpenWatch();
+                     After(Milliseconds(heartbeat_interval_ms_), [this] { OnHeartbeatDue(); });
+                   });
+}
+
+// Looks whether what the caller's thread waits for has come.
+void SimWorker::Go() {
+  if (!alive() || busy_ || outstanding_ > 0) return;
+  switch (phase_) {
+    case Phase::kForming:
+      if (have_plan_ && group_->in_group()) Register();
+      return;
+    case Phase::kPlacing:
+      if (plan_.generation >= placed_at_) Place();
+      return;
+    case Phase::kSealing:
+      return AwaitSeal();
+    case Phase::kWriting: {
+      InitDoneRequest done;
+      for (const TensorPlan& tensor : plan_.tensors) done.tensors.push_back(tensor.id);
+      return CallScheduler(std::move(done), [this](const NodeReply&) {
+        written_ = true;
+        Enter(Phase::kSealing);
+        Go();
+      });
+    }
+    case Phase::kStartRound:
+      return BeginBoundary();
+    case Phase::kBoundary:
+      return AwaitBoundary();
+    case Phase::kReducing:
+      return Exchange();
+    case Phase::kExchanging:
+      return BeginBoundary();
+    case Phase::kReturning:
+      if (outbox_.empty()) Leave();
+      return;
+    case Phase::kLeaveWait:
+      return AwaitLeave();
+    case Phase::kPassingOn:
+      return Finish();
+    default:
+      return;
+  }
+}
+
+void SimWorker::CallScheduler(NodeRequest request, std::function<void(const NodeReply&)> done) {
+  busy_ = true;
+  scheduler_->Call(this, self_, request, kCallTimeout,
+                   [this, request, done](const absl::StatusOr<NodeReply>& reply) {
+                     if (absl::IsUnavailable(reply.status())) {
+                       return After(kPause,
+                                    [this, request, done] { CallScheduler(request, done); });
+                     }
+                     busy_ = false;
+                     if (!reply.ok()) return Fail(std::string(reply.status().message()));
+                     done(*reply);
+                   });
+}
+
+void SimWorker::Register() {
+  Enter(Phase::kRegistering);
+  CallScheduler(RegisterTensorsRequest{scenario_->tensors}, [this](const NodeReply& reply) {
+    placed_at_ = std::get<RegisterTensorsReply>(reply).generation;
+    Enter(Phase::kPlacing);
+    Go();
+  });
+}
+
+void SimWorker::Place() {
+  for (const TensorPlan& tensor : plan_.tensors) {
+    auto chunks = Partition(plan_, tensor.id);
+    PACELINE_CHECK(chunks.ok());
+    chunks_.insert(chunks_.end(), chunks->begin(), chunks->end());
+  }
+  bases_.assign(chunks_.size(), Version());
+  Enter(Phase::kSealing);
+  Go();
+}
+
+void SimWorker::AwaitSeal() {
+  bool sealed = true;
+  for (const TensorPlan& tensor : plan_.tensors) sealed = sealed && tensor.sealed;
+  if (sealed) return StartRound();
+  if (plan_.init_writer == self_.node && !written_) WriteInitial();
+}
+
+void SimWorker::WriteInitial() {
+  Enter(Phase::kWriting);
+  for (const PlacedChunk& chunk : chunks_) {
+    auto op = std::make_shared<Op>();
+    op->operation = Header(OperationKind::kInit);
+    op->operation.chunk = chunk.key;
+    op->operation.total_bytes = chunk.range.length * sizeof(float);
+    op->owner = chunk.owner;
+    std::vector<float> values(chunk.range.length);
+    for (uint64_t i = 0; i < values.size(); ++i) values[i] = InitialAt(self_.node, chunk.key, i);
+    op->payload = std::make_shared<const std::vector<float>>(std::move(values));
+    Issue(std::move(op));
+  }
+}
+
+void SimWorker::StartRound() {
+  Enter(Phase::kStartRound);
+  IssueChunks(OperationKind::kPushPull, 0, chunks_.size(), Ordinal(0), Samples(0));
+}
+
+// ---- Steps ------------------------------------------------------------------------------------
+
+void SimWorker::BeginBoundary() {
+  Enter(Phase::kBoundary);
+  std::set<NodeId> owners;
+  for (const PlacedChunk& chunk : chunks_) owners.insert(chunk.owner);
+  for (const NodeId owner : owners) {
+    auto op = std::make_shared<Op>();
+    op->operation = Header(OperationKind::kBoundary);
+    op->owner = owner;
+    op->waited_for = false;
+    Issue(std::move(op));
+  }
+  Go();
+}
+
+void SimWorker::AwaitBoundary() {
+  if (!group_->MayAdvance()) return;
+  const uint64_t drawn = [&] {
+    uint64_t sum = 0;
+    for (const SampleRange& range : in_hand_) sum += range.end - range.begin;
+    return sum;
+  }();
+  if (drawn > used_this_step_) ledger_.discarded += drawn - used_this_step_;
+  in_hand_.clear();
+  used_this_step_ = 0;
+  group_->Advance();
+  if (!lease_) {
+    lease_.emplace(plan_.spec.seed, static_cast<uint32_t>(plan_.spec.sample_count));
+  }
+  if (asked_to_leave_) return Return();
+  Draw();
+}
+
+void SimWorker::Draw() {
+  Enter(Phase::kDrawing);
+  const bool refill = plan_.spec.deterministic || lease_->available() == 0;
+  if (refill && samples_finished_ && lease_->available() == 0) return Return();
+  if (!refill) return TakeBatch();
+  const uint64_t count = plan_.spec.batch_size;
+  DrawSamplesRequest request;
+  request.wanted = Samples(plan_.spec.deterministic ? count : count * kBatchesAhead);
+  request.step = group_->step() - Step(1);
+  CallScheduler(request, [this](const NodeReply& reply) {
+    const auto& drawn = std::get<DrawSamplesReply>(reply);
+    for (const SampleRange& range : drawn.ranges) ledger_.drawn += range.end - range.begin;
+    lease_->Add(drawn.ranges);
+    samples_finished_ = drawn.finished;
+    TakeBatch();
+  });
+}
+
+void SimWorker::TakeBatch() {
+  SampleLease::Batch batch = lease_->Take(static_cast<uint32_t>(plan_.spec.batch_size));
+  const bool empty = batch.indices.empty();
+  in_hand_.insert(in_hand_.end(), batch.ranges.begin(), batch.ranges.end());
+  if (empty && samples_finished_) return Return();
+  if (empty && !plan_.spec.deterministic && group_->current().members.size() <= 1) {
+    // All that is left is leased to others, who may return it.
+    return After(Milliseconds(10), [this] { Draw(); });
+  }
+  Compute();
+}
+
+void SimWorker::Compute() {
+  Enter(Phase::kComputing);
+  const bool slow = world()->random().OneIn(150);
+  const Ticks longest = slow ? Milliseconds(300) : scenario_->longest_step;
+  busy_ = true;
+  After(world()->random().TimeBetween(Milliseconds(1), longest), [this] {
+    busy_ = false;
+    Reduce();
+  });
+}
+
+void SimWorker::Reduce() {
+  if (!scenario_->reduces) return Exchange();
+  Enter(Phase::kReducing);
+  uint64_t samples = 0;
+  for (const SampleRange& range : in_hand_) samples += range.end - range.begin;
+  IssueChunks(OperationKind::kReduce, 0, 1, Ordinal(0), Samples(samples));
+}
+
+void SimWorker::Exchange() {
+  Enter(Phase::kExchanging);
+  uint64_t samples = 0;
+  for (const SampleRange& range : in_hand_) samples += range.end - range.begin;
+  if (samples > 0) checker_->OnPush(self_, group_->step(), in_hand_);
+  IssueChunks(OperationKind::kPushPull, 0, chunks_.size(), Ordinal(scenario_->reduces ? 1 : 0),
+              Samples(samples));
+}
+
+// ---- Leaving ----------------------------------------------------------------------------------
+
+void SimWorker::Return() {
+  Enter(Phase::kReturning);
+  ReturnSamplesRequest unused;
+  if (lease_) unused.ranges = lease_->TakeAll();
+  unused.ranges.insert(unused.ranges.end(), in_hand_.begin(), in_hand_.end());
+  in_hand_.clear();
+  for (const SampleRange& range : unused.ranges) ledger_.returned += range.end - range.begin;
+  checker_->OnGivenBack(self_, unused.ranges);
+  if (!unused.ranges.empty()) outbox_.push_back(std::move(unused));
+  Pump();
+  Go();
+}
+
+void SimWorker::Leave() {
+  Enter(Phase::kLeaving);
+  LeaveRequest request;
+  request.reason = "it is done";
+  request.last = MakeReport();
+  CallScheduler(std::move(request), [this](const NodeReply&) {
+    Enter(Phase::kLeaveWait);
+    // Nobody tells it any more when the scheduler forgot what it agreed.
+    After(Seconds(10), [this] {
+      gone_ = true;
+      Go();
+    });
+    Go();
+  });
+}
+
+void SimWorker::AwaitLeave() {
+  const bool alone = group_->current().members.size() <= 1;
+  if (!alone && !gone_ && !group_->leaves_at()) return;
+  Enter(Phase::kPassingOn);
+  const std::optional<Step> from = group_->leaves_at();
+  if (!from || *from <= group_->step()) return Finish();
+  std::set<NodeId> owners;
+  for (const PlacedChunk& chunk : chunks_) owners.insert(chunk.owner);
+  for (const NodeId owner : owners) {
+    auto op = std::make_shared<Op>();
+    op->operation = Header(OperationKind::kBoundary);
+    op->operation.origin_step = *from - Step(1);
+    op->owner = owner;
+    Issue(std::move(op));
+  }
+}
+
+void SimWorker::Finish() {
+  world()->Trace(name(), ": has left");
+  checker_->OnLeft(self_, ledger_);
+  Enter(Phase::kLeft);
+  Kill();
+}
+
+void SimWorker::Fail(const std::string& why) {
+  if (!alive()) return;
+  world()->Trace(name(), ": ends: ", why);
+  Kill();
+  on_failed();
+}
+
+}  // namespace paceline::simulation

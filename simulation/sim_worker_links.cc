@@ -1,0 +1,160 @@
+// Operations of a simulated worker, from issue to reply.
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "simulation/sim_worker.h"
+
+namespace paceline::simulation {
+namespace {
+
+constexpr Ticks kRetryPause = Milliseconds(5);
+constexpr Ticks kFirstConnect = Milliseconds(5);
+
+}  // namespace
+
+Operation SimWorker::Header(OperationKind kind) const {
+  Operation op;
+  op.kind = kind;
+  op.sender = self_.node;
+  op.incarnation = self_.incarnation;
+  op.job_generation = plan_.generation;
+  op.group = group_->current().id;
+  op.group_generation = group_->current().generation;
+  op.step = op.origin_step = group_->step();
+  return op;
+}
+
+void SimWorker::IssueChunks(OperationKind kind, size_t first, size_t last, Ordinal ordinal,
+                            Samples samples) {
+  const bool poison = kind == OperationKind::kPushPull && samples.value() > 0 &&
+                      world()->random().Per100k(scenario_->not_finite);
+  const size_t poisoned = poison ? world()->random().Below(last) : last;
+  std::vector<OpPtr> ops;
+  for (size_t i = first; i < last; ++i) {
+    const PlacedChunk& chunk = chunks_[i];
+    auto op = std::make_shared<Op>();
+    op->operation = Header(kind);
+    op->operation.chunk = chunk.key;
+    op->operation.ordinal = chunk.key.tensor == TensorId(0) && i == 0 ? ordinal : Ordinal(0);
+    op->operation.samples = samples;
+    op->operation.base = bases_[i];
+    op->owner = chunk.owner;
+    op->elements = chunk.range.length;
+    if (samples.value() > 0) {
+      std::vector<float> values =
+          Gradient(self_.incarnation, op->operation.origin_step, op->operation.ordinal, chunk.key)
+              .Values(chunk.range.length);
+      if (i == poisoned) values[0] = std::numeric_limits<float>::quiet_NaN();
+      op->operation.total_bytes = values.size() * sizeof(float);
+      op->payload = std::make_shared<const std::vector<float>>(std::move(values));
+    }
+    ops.push_back(std::move(op));
+  }
+  for (OpPtr& op : ops) Issue(std::move(op));
+}
+
+void SimWorker::Issue(OpPtr op) {
+  Link& link = links_.at(op->owner);
+  if (op->waited_for) ++outstanding_;
+  op->needs_send = true;
+  op->operation.sequence = Sequence(++link.last_sequence);
+  const NodeId owner = op->owner;
+  link.pending.emplace(link.last_sequence, std::move(op));
+  SendPending(owner);
+}
+
+void SimWorker::SendPending(NodeId owner) {
+  Link& link = links_.at(owner);
+  if (link.connection == nullptr) return Connect(owner);
+  const std::shared_ptr<Connection> connection = link.connection;
+  for (const auto& [sequence, op] : link.pending) {
+    if (!std::exchange(op->needs_send, false)) continue;
+    DataFrame frame{op->operation, 0, 0, op->payload};
+    // Replies come in any order; everything below the oldest pending one is here.
+    frame.operation.acknowledged = Sequence(link.pending.begin()->first - 1);
+    do {
+      frame.length = std::min(kPieceBytes, op->operation.total_bytes - frame.offset);
+      network_->Send(connection, frame);
+      frame.offset += frame.length;
+    } while (frame.offset < op->operation.total_bytes);
+  }
+}
+
+void SimWorker::Connect(NodeId owner) {
+  Link& link = links_.at(owner);
+  if (std::exchange(link.connecting, true)) return;
+  const Ticks pause =
+      link.tries == 0 ? Ticks(0) : Ticks(kFirstConnect.value() << std::min(link.tries, 6u));
+  ++link.tries;
+  After(pause, [this, owner] {
+    network_->Connect(
+        this, self_, links_.at(owner).server,
+        [this, owner](const DataReply& reply) { OnReply(owner, reply); },
+        [this, owner] {
+          Link& lost = links_.at(owner);
+          lost.connection = nullptr;
+          for (const auto& [sequence, op] : lost.pending) op->needs_send = true;
+          if (!lost.pending.empty()) Connect(owner);
+        },
+        [this, owner](const absl::StatusOr<std::shared_ptr<Connection>>& connection) {
+          Link& opened = links_.at(owner);
+          opened.connecting = false;
+          if (!connection.ok()) return Connect(owner);
+          opened.tries = 0;
+          opened.connection = *connection;
+          SendPending(owner);
+        });
+  });
+}
+
+void SimWorker::OnReply(NodeId owner, const DataReply& reply) {
+  Link& link = links_.at(owner);
+  const auto it = link.pending.find(reply.reply.to.sequence.value());
+  if (it == link.pending.end()) return;
+  const OpPtr op = it->second;
+  checker_->OnReplyArrived(reply.reply);
+  link.pending.erase(it);
+  if (op->waited_for) --outstanding_;
+  Settle(op, reply);
+  Go();
+}
+
+void SimWorker::Settle(const OpPtr& op, const DataReply& reply) {
+  Operation& mine = op->operation;
+  switch (reply.reply.status) {
+    case OperationStatus::kNotYet:
+    case OperationStatus::kOldGeneration:
+    case OperationStatus::kNotOwner: {
+      // The owner says which generation of this group holds for the step.
+      if (reply.reply.status == OperationStatus::kOldGeneration &&
+          reply.group_generation > mine.group_generation) {
+        mine.group_generation = reply.group_generation;
+      }
+      if (op->waited_for) ++outstanding_;
+      return After(kRetryPause, [this, op] {
+        op->operation.job_generation = plan_.generation;
+        if (op->waited_for) --outstanding_;
+        Issue(op);
+      });
+    }
+    case OperationStatus::kOk:
+    case OperationStatus::kDiscarded:
+    case OperationStatus::kNotFinite:
+      break;
+    default:
+      return Fail(absl::StrCat("an owner answered status ", static_cast<int>(reply.reply.status)));
+  }
+  if (mine.kind != OperationKind::kPushPull) return;
+  if (mine.chunk == ChunkKey{} && mine.samples.value() > 0) {
+    used_this_step_ += mine.samples.value();
+    (reply.reply.status == OperationStatus::kOk ? ledger_.applied : ledger_.discarded) +=
+        mine.samples.value();
+  }
+  if (reply.reply.values.size() != op->elements) return;
+  for (size_t i = 0; i < chunks_.size(); ++i) {
+    if (chunks_[i].key == mine.chunk) bases_[i] = reply.reply.version;
+  }
+}
+
+}  // namespace paceline::simulation
