@@ -115,7 +115,7 @@ TEST(InMemoryControlTest, CarriesRequestsAndReplies) {
   EXPECT_EQ(joined->self, (NodeRef{NodeId(7), Incarnation(3)}));
 
   const auto drawn =
-      client.Call(joined->self, DrawSamplesRequest{Samples(64), Step(0)}, Seconds(10));
+      client.Call(joined->self, DrawSamplesRequest{Samples(64), {}, {}}, Seconds(10));
   ASSERT_TRUE(drawn.ok()) << drawn.status();
   const SampleRange expected{Epoch(1), 0, 64};
   EXPECT_EQ(std::get<DrawSamplesReply>(*drawn).ranges, std::vector<SampleRange>{expected});

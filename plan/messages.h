@@ -85,9 +85,12 @@ struct SetOptimizerRequest {
 
 // Draws samples ahead. In a deterministic job `step` names the step the batch is for, and the reply
 // is that (step, rank)'s part, which may be empty although the job goes on.
+// `received` counts what this incarnation has drawn so far: an answer that was lost on its way is
+// given again, never drawn twice.
 struct DrawSamplesRequest {
   Samples wanted;
   Step step;
+  Samples received;
 
   bool operator==(const DrawSamplesRequest&) const = default;
 };

@@ -268,6 +268,7 @@ absl::Status SessionImpl::Refill(uint32_t count) {
         deterministic ? count : uint64_t{count} * kBatchesAhead, options_.max_lease_samples));
     // Step 0 of a group is its start step, which draws nothing.
     request.step = group_->step() - Step(1);
+    request.received = counters_.drawn;
   }
   PACELINE_ASSIGN_OR_RETURN(NodeReply reply, CallScheduler(request));
   const auto* drawn = std::get_if<DrawSamplesReply>(&reply);
@@ -288,6 +289,7 @@ absl::Status SessionImpl::Refill(uint32_t count) {
 absl::StatusOr<SampleBatch> SessionImpl::DrawSamples(uint32_t count) {
   if (count == 0) return absl::InvalidArgumentError("DrawSamples: count is 0; ask for at least 1");
   PACELINE_RETURN_IF_ERROR(WaitReady());
+  MutexLock one_draw(&draw_mutex_);
   const Ticks deadline = Deadline();
   while (true) {
     bool refill = false;

@@ -192,6 +192,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   std::map<uint64_t, std::shared_ptr<Pending>> pending_ GUARDED_BY(mutex_);
   std::vector<Retry> retries_ GUARDED_BY(mutex_);
 
+  Mutex draw_mutex_;  // held by DrawSamples: a draw says what came before it; before mutex_
   std::optional<SampleLease> lease_ GUARDED_BY(mutex_);
   bool samples_finished_ GUARDED_BY(mutex_) = false;
   std::vector<SampleRange> in_hand_ GUARDED_BY(mutex_);  // drawn in this step

@@ -66,9 +66,23 @@ class ClusterForTest {
     return absl::OkStatus();
   }
 
+  // A draw says what its node has received of earlier ones.
   RequestId Ask(const std::string& name, NodeRequest body) {
     const RequestId id = NextRequest();
-    Feed(NodeEvent{id, joined.at(name).self, std::move(body)});
+    const NodeRef self = joined.at(name).self;
+    if (auto* draw = std::get_if<DrawSamplesRequest>(&body)) {
+      draw->received = received[self];
+      draws_.emplace(id, self);
+    }
+    Feed(NodeEvent{id, self, std::move(body)});
+    return id;
+  }
+  // The answer does not arrive.
+  RequestId AskAndLose(const std::string& name, NodeRequest body) {
+    const auto before = received;
+    const RequestId id = Ask(name, std::move(body));
+    received = before;
+    draws_.erase(id);
     return id;
   }
   bool Answered(RequestId id) const { return replies_.count(id) > 0; }
@@ -116,6 +130,7 @@ class ClusterForTest {
   std::map<std::string, JoinReply> joined;
   std::map<NodeId, paceline::Step> steps;  // what a worker acks with
   std::set<NodeId> silent;                 // do not ack
+  std::map<NodeRef, Samples> received;     // drawn, as the nodes know
   std::function<void(const Ready&)> on_ready = [](const Ready&) {};
 
  private:
@@ -128,10 +143,20 @@ class ClusterForTest {
       on_ready(ready);
       journal_.insert(journal_.end(), ready.entries.begin(), ready.entries.end());
       decisions_.insert(decisions_.end(), ready.decisions.begin(), ready.decisions.end());
-      for (ReplyAction& reply : ready.replies) replies_.emplace(reply.request, reply.reply);
+      for (ReplyAction& reply : ready.replies) {
+        Receive(reply);
+        replies_.emplace(reply.request, reply.reply);
+      }
       directives_.insert(directives_.end(), ready.directives.begin(), ready.directives.end());
       for (const DirectiveAction& action : ready.directives) AckOf(action);
     }
+  }
+
+  void Receive(const ReplyAction& reply) {
+    auto draw = draws_.find(reply.request);
+    if (draw == draws_.end() || !reply.reply.ok()) return;
+    const auto& drawn = std::get<DrawSamplesReply>(std::get<NodeReply>(*reply.reply));
+    for (const SampleRange& r : drawn.ranges) received[draw->second] += Samples(r.end - r.begin);
   }
 
   void AckOf(const DirectiveAction& action) {
@@ -157,6 +182,7 @@ class ClusterForTest {
   CoreOptions options_;
   std::unique_ptr<Core> core_;
   uint64_t last_request_ = 0;
+  std::map<RequestId, NodeRef> draws_;
   std::vector<JournalEntry> journal_;
   std::vector<DecisionRecord> decisions_;
   std::vector<DirectiveAction> directives_;

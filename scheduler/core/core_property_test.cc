@@ -122,7 +122,13 @@ class RandomRun {
         c_.Ask(name, CheckpointRequest{"dir"});
         return;
       default:
-        c_.Ask(name, DrawSamplesRequest{Samples(Below(40)), paceline::Step(0)});
+        DrawSamplesRequest draw;
+        draw.wanted = Samples(Below(40));
+        if (Below(4) == 0) {
+          c_.AskAndLose(name, draw);
+        } else {
+          c_.Ask(name, draw);
+        }
     }
   }
 

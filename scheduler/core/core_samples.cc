@@ -85,6 +85,12 @@ void Core::Impl::ServeDraws(JobId id) {
       DrawForStep(node(worker), draw.request, draw.body);
       return true;
     }
+    const std::vector<SampleRange> lost =
+        job(id).samples.NotReceived(node(worker).ref(), draw.body.received.value());
+    if (!lost.empty()) {
+      Answer(draw.request, NodeReply(DrawSamplesReply{lost, false}));
+      return true;
+    }
     const uint64_t used = UsedByOwners(id, worker, true, true);
     const scheduler::DrawLimits limits{workers.size(), sessions_[worker].samples_per_s};
     DrawSamplesReply reply;

@@ -211,7 +211,7 @@ TEST_F(CoreTest, OwnersGetEndOfJobAfterTheirLastReport) {
 TEST_F(CoreTest, ADeadWorkerIsFencedAndItsSamplesComeBack) {
   Start(1, Spec(2));
   Register(W(0));
-  c.Ask(W(1), DrawSamplesRequest{Samples(100), paceline::Step(0)});
+  c.Ask(W(1), DrawSamplesRequest{Samples(100), {}, {}});
   Report({{W(1), {30, 10}}});
   for (int i = 0; i < 60; ++i) {
     c.Ask(W(0), Heartbeat{});
@@ -229,8 +229,23 @@ TEST_F(CoreTest, ADeadWorkerIsFencedAndItsSamplesComeBack) {
   EXPECT_EQ(job.returned, Samples(40));
   // The 40 that came back ([60, 100)) are handed out first.
   const auto reply =
-      c.ReplyOf<DrawSamplesReply>(c.Ask(W(0), DrawSamplesRequest{Samples(10), paceline::Step(0)}));
+      c.ReplyOf<DrawSamplesReply>(c.Ask(W(0), DrawSamplesRequest{Samples(10), {}, {}}));
   EXPECT_EQ(reply.ranges, (std::vector<SampleRange>{{Epoch(0), 60, 70}}));
+}
+
+TEST_F(CoreTest, AnAnswerToADrawThatWasLostIsGivenAgain) {
+  Start(1, Spec(2));
+  Register(W(0));
+  const auto first =
+      c.ReplyOf<DrawSamplesReply>(c.Ask(W(0), DrawSamplesRequest{Samples(10), {}, {}}));
+  const auto lost =
+      c.ReplyOf<DrawSamplesReply>(c.AskAndLose(W(0), DrawSamplesRequest{Samples(20), {}, {}}));
+  c.RestartScheduler();
+  const auto again =
+      c.ReplyOf<DrawSamplesReply>(c.Ask(W(0), DrawSamplesRequest{Samples(20), {}, {}}));
+  EXPECT_EQ(again.ranges, lost.ranges);
+  EXPECT_NE(again.ranges, first.ranges);
+  EXPECT_EQ(c.Job("mnist").drawn, Samples(30));
 }
 
 TEST_F(CoreTest, AFenceAbortsAnOpenChangeWhichIsProposedAgain) {
@@ -333,7 +348,7 @@ TEST_F(CoreTest, StopJobEndsItEverywhere) {
   Register(W(0));
   c.Operate(StopJobRequest{"mnist", true, "enough"});
   EXPECT_EQ(c.Job("mnist").state, JobState::kStopped);
-  EXPECT_EQ(c.StatusOf(c.Ask(W(0), DrawSamplesRequest{Samples(1), paceline::Step(0)})).code(),
+  EXPECT_EQ(c.StatusOf(c.Ask(W(0), DrawSamplesRequest{Samples(1), {}, {}})).code(),
             absl::StatusCode::kAborted);
 }
 
@@ -346,7 +361,7 @@ TEST_F(CoreTest, RecoversTheSameStateAfterEveryPrefix) {
   Register(W(0));
   c.Ask(W(0), InitDoneRequest{{TensorId(0), TensorId(1)}});
   c.Ask(W(0), SetOptimizerRequest{{"adam", {}}});
-  c.Ask(W(1), DrawSamplesRequest{Samples(100), paceline::Step(0)});
+  c.Ask(W(1), DrawSamplesRequest{Samples(100), {}, {}});
   c.Ask(W(1), ReturnSamplesRequest{{{Epoch(0), 50, 60}}});
   ASSERT_TRUE(c.Join(c.Worker(W(2), Spec(2), 2)).ok());
   c.Ask(W(0), LeaveRequest{});

@@ -95,7 +95,7 @@ void Fields(A& a, Is<SetOptimizerRequest> auto& v) {
 }
 template <typename A>
 void Fields(A& a, Is<DrawSamplesRequest> auto& v) {
-  a(v.wanted, v.step);
+  a(v.wanted, v.step, v.received);
 }
 template <typename A>
 void Fields(A& a, Is<ReturnSamplesRequest> auto& v) {

@@ -186,7 +186,7 @@ class Applier {
   absl::Status operator()(const SamplesDrawn& e) {
     return OnJob(e.job, [&](JobRecord& job) {
       job.samples.ApplyUsed(e.worker.node, e.used);
-      job.samples.ApplyHolder(e.worker.node, e.worker.incarnation);
+      job.samples.ApplyHolder(e.worker);
       if (e.for_step) {
         job.samples.ApplyDrawFor(e.worker.node, e.step.value(), e.ranges);
       } else {

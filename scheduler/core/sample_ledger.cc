@@ -128,6 +128,25 @@ uint64_t SampleLedger::Outstanding(NodeId worker) const {
   return it == accounts_.end() ? 0 : CountOf(it->second.outstanding);
 }
 
+std::vector<SampleRange> SampleLedger::NotReceived(const NodeRef& worker,
+                                                   uint64_t received) const {
+  auto it = accounts_.find(worker.node);
+  if (it == accounts_.end() || it->second.holder != worker.incarnation) return {};
+  const SampleAccount& account = it->second;
+  const uint64_t handed_out = account.drawn - account.drawn_before;
+  uint64_t missing = handed_out > received ? handed_out - received : 0;
+  std::vector<SampleRange> ranges;
+  // Whoever does not know of a sample can neither use nor return it: it is the newest outstanding.
+  for (auto range = account.outstanding.rbegin();
+       range != account.outstanding.rend() && missing > 0; ++range) {
+    const uint64_t taken = std::min(missing, range->end - range->begin);
+    ranges.push_back({range->epoch, range->end - taken, range->end});
+    missing -= taken;
+  }
+  std::reverse(ranges.begin(), ranges.end());
+  return ranges;
+}
+
 std::vector<SampleRange> SampleLedger::Held(NodeId worker,
                                             const std::vector<SampleRange>& ranges) const {
   auto it = accounts_.find(worker);
@@ -154,6 +173,13 @@ bool SampleLedger::Valid(const std::vector<SampleRange>& ranges) const {
 }
 
 void SampleLedger::TakeReturned(const SampleRange& range) { Remove(returned_, range); }
+
+void SampleLedger::ApplyHolder(const NodeRef& worker) {
+  SampleAccount& account = accounts_[worker.node];
+  if (account.holder == worker.incarnation) return;
+  account.holder = worker.incarnation;
+  account.drawn_before = account.drawn;
+}
 
 void SampleLedger::ApplyDraw(NodeId worker, const std::vector<SampleRange>& ranges) {
   SampleAccount& account = accounts_[worker];

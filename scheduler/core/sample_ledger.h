@@ -13,6 +13,7 @@
 
 #include "common/base/types.h"
 #include "plan/job_spec.h"
+#include "plan/messages.h"
 #include "plan/permutation.h"
 #include "scheduler/core/encoding.h"
 
@@ -26,6 +27,7 @@ struct SampleAccount {
   uint64_t used = 0;       // applied + discarded, as far as `outstanding` was shortened by it
   uint64_t next_step = 0;  // deterministic: above all steps drawn for
   Incarnation holder;      // of the worker, that drew last
+  uint64_t drawn_before = 0;  // by the incarnations before it
 
   bool operator==(const SampleAccount&) const = default;
 };
@@ -56,6 +58,10 @@ class SampleLedger {
 
   // No sample is left to hand out, as long as nobody returns any.
   bool Exhausted() const;
+  // What was handed out to this incarnation beyond the `received` samples it knows of: the answer
+  // was lost. In draw order.
+  std::vector<SampleRange> NotReceived(const NodeRef& worker, uint64_t received) const;
+
   // Samples handed out to `worker` and neither returned nor counted by the owners.
   uint64_t Outstanding(NodeId worker) const;
   // The part of `ranges` that `worker` holds; what a repeated return names is no longer in it.
@@ -70,7 +76,7 @@ class SampleLedger {
   void ApplyDraw(NodeId worker, const std::vector<SampleRange>& ranges);
   // As above, for (step, rank); counts nothing when it was counted for this step before.
   void ApplyDrawFor(NodeId worker, uint64_t step, const std::vector<SampleRange>& ranges);
-  void ApplyHolder(NodeId worker, Incarnation holder) { accounts_[worker].holder = holder; }
+  void ApplyHolder(const NodeRef& worker);
   void ApplyReturn(NodeId worker, const std::vector<SampleRange>& ranges);
   // The owners count `used` samples of `worker` as applied or discarded so far: the oldest are no
   // longer outstanding.
@@ -101,7 +107,7 @@ class SampleLedger {
 
 template <typename A>
 void Fields(A& a, Is<SampleAccount> auto& v) {
-  a(v.outstanding, v.drawn, v.returned, v.used, v.next_step, v.holder);
+  a(v.outstanding, v.drawn, v.returned, v.used, v.next_step, v.holder, v.drawn_before);
 }
 
 // Samples in all ranges.

@@ -89,12 +89,22 @@ void TrainingLoop::ComputeGradient(const SampleBatch& batch) {
   if (wait > Ticks(0)) std::this_thread::sleep_for(std::chrono::nanoseconds(wait.value()));
 }
 
+// With normalization mean a push of k workers moves the weights as far as one of all W, from k/W of
+// the samples: this gives a sample the same weight in every group. With sum it has it already.
+float TrainingLoop::LearningRateOfGroup() const {
+  const float rate = options_.schedule.At(UpdatesSoFar());
+  const JobSpec spec = session_.spec();
+  if (spec.normalization != Normalization::kMean) return rate;
+  return rate * static_cast<float>(session_.group_size()) / static_cast<float>(spec.workers);
+}
+
 absl::Status TrainingLoop::Exchange(Samples samples) {
+  const float learning_rate = LearningRateOfGroup();
   std::vector<Operation> operations;
   for (size_t t = 0; t < tensors_.size(); ++t) {
     OperationOptions options;
     options.samples = samples;
-    options.learning_rate = options_.schedule.At(UpdatesSoFar());
+    options.learning_rate = learning_rate;
     // The next step needs the first layer first.
     options.priority = -static_cast<int32_t>(t);
     PACELINE_ASSIGN_OR_RETURN(

@@ -39,6 +39,7 @@ class TrainingLoop {
   absl::Status Prepare();
   absl::StatusOr<bool> TrainStep();  // false: no samples are left
   Step UpdatesSoFar() const;
+  float LearningRateOfGroup() const;
   void ComputeGradient(const SampleBatch& batch);
   absl::Status Exchange(Samples samples);
   void Report(const BatchResult& batch);
