@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "cli/text_table.h"
 #include "common/base/status.h"
 
 namespace paceline {
@@ -22,14 +23,22 @@ using Json = nlohmann::ordered_json;
 // JSON has no infinity and no NaN.
 Json Number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
-Json MetricsJson(const JobView& view) {
+// The newest of each name; of equally new ones that of the first worker by name.
+std::map<std::string, const MetricView*> NewestMetrics(const JobView& view) {
   std::map<std::string, const MetricView*> newest;
   for (const MetricView& metric : view.metrics) {
     const MetricView*& slot = newest[metric.name];
-    if (slot == nullptr || slot->step <= metric.step) slot = &metric;
+    if (slot == nullptr || slot->step < metric.step ||
+        (slot->step == metric.step && metric.worker < slot->worker)) {
+      slot = &metric;
+    }
   }
+  return newest;
+}
+
+Json MetricsJson(const JobView& view) {
   Json json = Json::object();
-  for (const auto& [name, metric] : newest) {
+  for (const auto& [name, metric] : NewestMetrics(view)) {
     json[name] = {{"value", Number(metric->value)},
                   {"worker", metric->worker},
                   {"step", metric->step.value()}};
@@ -108,7 +117,7 @@ std::string SummaryJson(const RunSummary& summary, const std::vector<Process>& p
                      {"seconds", summary.seconds},
                      {"workers", summary.workers},
                      {"servers", summary.servers},
-                     {"groups", view.groups.size()},
+                     {"groups", GroupCount(view)},
                      {"generations", view.group_generations},
                      {"samples_drawn", view.drawn.value()},
                      {"samples_applied", view.applied.value()},
@@ -122,26 +131,34 @@ std::string SummaryJson(const RunSummary& summary, const std::vector<Process>& p
 }
 
 std::string SummaryText(const RunSummary& summary, const std::string& directory) {
+  std::vector<std::pair<std::string, std::string>> rows;
+  if (summary.view) {
+    const JobView& view = *summary.view;
+    rows.emplace_back(
+        "samples",
+        absl::StrCat(view.applied.value(), " applied of ", view.drawn.value(), " drawn, ",
+                     view.discarded.value(), " discarded, ", view.returned.value(), " returned"));
+    rows.emplace_back("updates", absl::StrCat(view.updates));
+    for (const auto& [name, metric] : NewestMetrics(view)) {
+      rows.emplace_back(name, absl::StrFormat("%.6g (%s, step %d)", metric->value, metric->worker,
+                                              metric->step.value()));
+    }
+    for (const GroupStalenessView& group : view.group_staleness) {
+      rows.emplace_back(absl::StrCat("group ", group.raw.group.value()),
+                        absl::StrFormat("staleness mean %.2f p95 %.0f max %d over %d (%s)",
+                                        group.mean, group.p95, group.raw.tau.max,
+                                        group.raw.tau.count, absl::StrJoin(group.members, " ")));
+    }
+  }
+  rows.emplace_back("files", directory + " (summary.json, a log a process)");
+  int width = 0;
+  for (const auto& [label, value] : rows) width = std::max(width, static_cast<int>(label.size()));
   std::string text = absl::StrCat("job ", summary.job, " ", Absl(Name(summary.outcome)), " after ",
                                   DurationText(summary.seconds), summary.reason.empty() ? "" : ": ",
                                   summary.reason, "\n");
-  if (summary.view) {
-    const JobView& view = *summary.view;
-    absl::StrAppend(&text, "  samples    ", view.applied.value(), " applied of ",
-                    view.drawn.value(), " drawn, ", view.discarded.value(), " discarded, ",
-                    view.returned.value(), " returned; ", view.updates, " updates\n");
-    for (const MetricView& metric : view.metrics) {
-      absl::StrAppendFormat(&text, "  %-10s %.6g (%s, step %d)\n", metric.name, metric.value,
-                            metric.worker, metric.step.value());
-    }
-    for (const GroupStalenessView& group : view.group_staleness) {
-      absl::StrAppendFormat(&text,
-                            "  group %-4d staleness mean %.2f p95 %.0f max %d over %d (%s)\n",
-                            group.raw.group.value(), group.mean, group.p95, group.raw.tau.max,
-                            group.raw.tau.count, absl::StrJoin(group.members, " "));
-    }
+  for (const auto& [label, value] : rows) {
+    text += Wrap(absl::StrFormat("  %-*s  ", width, label), value, Style{});
   }
-  absl::StrAppend(&text, "  files      ", directory, " (summary.json, a log a process)\n");
   return text;
 }
 
@@ -150,32 +167,31 @@ std::string ProgressLine(const JobView& view, size_t width) {
     return absl::StrCat("waiting for workers: ", view.workers_live, " of ", view.spec.workers,
                         " joined");
   }
-  std::string line =
-      absl::StrCat("epoch ", view.epoch.value() + 1,
-                   view.spec.epochs > 0 ? absl::StrCat("/", view.spec.epochs) : "", "  step ",
-                   view.step.value(), "  ", RateText(view.samples_per_s), " samples/s");
+  const std::string step = absl::StrCat("epoch ", EpochText(view), "  step ", view.step.value(),
+                                        "  ", RateText(view.samples_per_s));
+  std::string rest;
   if (view.total.value() > view.applied.value() && view.samples_per_s > 0) {
     const auto left = static_cast<double>((view.total - view.applied).value());
-    absl::StrAppend(&line, "  ETA ", DurationText(left / view.samples_per_s));
+    absl::StrAppend(&rest, "  ETA ", DurationText(left / view.samples_per_s));
   }
   if (const MetricView* loss = FindLoss(view))
-    absl::StrAppendFormat(&line, "  loss %.4g", loss->value);
-  absl::StrAppendFormat(&line, "  staleness %.2f  members %d/%d", view.mean, view.workers_live,
-                        view.spec.workers);
+    absl::StrAppendFormat(&rest, "  loss %.4g", loss->value);
+  const std::string mean = absl::StrFormat("%.2f", view.mean);
+  const std::string members = absl::StrCat(view.workers_live, "/", view.spec.workers);
+  std::string line =
+      absl::StrCat(step, " samples/s", rest, "  staleness ", mean, "  members ", members);
+  if (line.size() > width) line = absl::StrCat(step, "/s", rest, "  stale ", mean, "  ", members);
   return line.substr(0, width);
 }
 
-double Percentile(const StalenessCounts& counts, double share) {
-  if (counts.count == 0) return 0;
-  const auto rank = static_cast<uint64_t>(std::ceil(share * static_cast<double>(counts.count)));
-  uint64_t below = 0;
-  for (size_t tau = 0; tau < counts.buckets.size(); ++tau) {
-    below += counts.buckets[tau];
-    if (below >= rank) {
-      return static_cast<double>(tau < StalenessCounts::kExact ? tau : counts.max);
-    }
-  }
-  return static_cast<double>(counts.max);
+std::string EpochText(const JobView& view) {
+  if (view.spec.epochs == 0) return absl::StrCat(view.epoch.value() + 1);
+  return absl::StrCat(std::min(view.epoch.value() + 1, view.spec.epochs), "/", view.spec.epochs);
+}
+
+size_t GroupCount(const JobView& view) {
+  const bool ended = view.state == JobState::kFinished || view.state == JobState::kStopped;
+  return ended ? view.group_staleness.size() : view.groups.size();
 }
 
 std::string DurationText(double seconds) {

@@ -31,11 +31,15 @@ std::string SummaryJson(const RunSummary& summary, const std::vector<Process>& p
 // Outcome, time, metrics, staleness by group, where the files are.
 std::string SummaryText(const RunSummary& summary, const std::string& directory);
 
-// One line of at most `width` columns: epoch, step, rate, time left, loss, staleness, members.
+// One line of at most `width` columns: epoch, step, rate, time left, loss, staleness, members; in
+// shorter words where they do not fit.
 std::string ProgressLine(const JobView& view, size_t width);
 
-// The 95th percentile (nearest rank) of a distribution; its largest exact value beyond kExact.
-double Percentile(const StalenessCounts& counts, double share);
+// "2/5": the epoch under way, counted from 1, of how many.
+std::string EpochText(const JobView& view);
+
+// Groups of the job now; when it has ended, those that trained.
+size_t GroupCount(const JobView& view);
 
 // "47s", "3m12s", "2h05m".
 std::string DurationText(double seconds);

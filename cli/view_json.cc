@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "cli/summary.h"
+
 namespace paceline {
 namespace {
 
@@ -29,7 +31,7 @@ Json JobJson(const JobView& job) {
           {"workers", job.spec.workers},
           {"workers_live", job.workers_live},
           {"servers", job.servers},
-          {"groups", job.groups.size()},
+          {"groups", GroupCount(job)},
           {"generation", job.generation.value()},
           {"group_generations", job.group_generations},
           {"samples_total", job.total.value()},

@@ -42,11 +42,6 @@ std::string Share(Samples part, Samples whole) {
       "%.0f%%", 100.0 * static_cast<double>(part.value()) / static_cast<double>(whole.value()));
 }
 
-std::string EpochText(const JobView& job) {
-  if (job.spec.epochs == 0) return absl::StrCat(job.epoch.value() + 1);
-  return absl::StrCat(std::min(job.epoch.value() + 1, job.spec.epochs), "/", job.spec.epochs);
-}
-
 std::string JobTable(const ClusterView& view, const Style& style) {
   std::vector<std::vector<Cell>> rows;
   for (const JobView& job : view.jobs) {
@@ -58,7 +53,7 @@ std::string JobTable(const ClusterView& view, const Style& style) {
                     Share(job.applied, job.total),
                     Fixed(job.mean),
                     absl::StrCat(job.workers_live, "/", job.spec.workers),
-                    absl::StrCat(job.groups.size()),
+                    absl::StrCat(GroupCount(job)),
                     DurationText(static_cast<double>(job.seconds_running))});
   }
   return TextTable(

@@ -166,6 +166,9 @@ TEST(Summary, ProgressLine) {
   EXPECT_EQ(ProgressLine(job, 120),
             "epoch 1/3  step 1200  5.23k samples/s  ETA 24s  loss 0.3125  staleness 1.25  "
             "members 4/4");
+  // Where that does not fit, shorter words do.
+  EXPECT_EQ(ProgressLine(job, 79),
+            "epoch 1/3  step 1200  5.23k/s  ETA 24s  loss 0.3125  stale 1.25  4/4");
   job.state = JobState::kForming;
   job.workers_live = 1;
   EXPECT_EQ(ProgressLine(job, 79), "waiting for workers: 1 of 4 joined");

@@ -185,6 +185,44 @@ TEST_F(CoreTest, AJoinerEntersAboveEveryAckedStep) {
   EXPECT_EQ(c.Received<CommitDirective>(W(2)).size(), 1u);
 }
 
+TEST_F(CoreTest, AnEndedJobShowsWhoTrainedInEachGroup) {
+  Start(1, Spec(3, "2,1"));
+  Register(W(0));
+  JobAtServer at;
+  at.job = c.joined.at(W(0)).job;
+  at.lead = true;
+  for (uint32_t i = 0; i < 3; ++i) {
+    WorkerStaleness w;
+    w.worker = c.joined.at(W(i)).self.node;
+    w.group = GroupId(i / 2);
+    w.tau = {1, 0, 0, {1}};
+    w.last_step = paceline::Step(w.group == GroupId(0) ? 9 : 4);
+    at.workers.push_back(w);
+  }
+  at.groups.resize(2);
+  at.groups[1].group = GroupId(1);
+  at.groups[0].last_step = paceline::Step(9);
+  at.groups[1].last_step = paceline::Step(4);
+  // A worker's own report, newer than the owner's, makes nobody lag.
+  WorkerReport own;
+  own.step = paceline::Step(12);
+  c.Ask(W(0), own);
+  c.Ask("server-0", ServerReport{Bytes(0), Bytes(0), 0, 0, {at}});
+  ASSERT_EQ(c.Job("mnist").group_staleness.size(), 2u);
+  EXPECT_EQ(c.Job("mnist").group_staleness[0].members, (std::vector<std::string>{W(0), W(1)}));
+  EXPECT_EQ(c.Job("mnist").worker_staleness[0].step_lag, 0u);
+  EXPECT_EQ(c.Job("mnist").worker_staleness[2].step_lag, 5u);
+  c.Ask(W(0), LeaveRequest{"done", 0, {}});
+  EXPECT_EQ(c.Job("mnist").group_staleness[0].members, std::vector<std::string>{W(1)});
+  c.Ask(W(1), LeaveRequest{"done", 0, {}});
+  c.Ask(W(2), LeaveRequest{"done", 0, {}});
+  const JobView job = c.Job("mnist");
+  EXPECT_EQ(job.state, JobState::kFinished);
+  EXPECT_EQ(job.group_staleness[0].members, (std::vector<std::string>{W(0), W(1)}));
+  EXPECT_EQ(job.group_staleness[1].members, std::vector<std::string>{W(2)});
+  EXPECT_EQ(job.worker_staleness[2].group, GroupId(1));
+}
+
 TEST_F(CoreTest, ALeaverLeavesByTheTwoPhases) {
   Start(1, Spec(3));
   Register(W(0));

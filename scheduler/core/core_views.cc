@@ -81,14 +81,20 @@ void Core::Impl::AddWorkers(const JobRecord& job, JobView& view) const {
   static const JobRuntime kNothing;
   auto found = runtimes_.find(job.id);
   const JobRuntime& run = found == runtimes_.end() ? kNothing : found->second;
-  uint64_t fastest = view.step.value();
+  uint64_t fastest = 0;  // as the owners saw it: a worker's own report may be newer than theirs
+  for (const GroupStalenessView& group : view.group_staleness) {
+    fastest = std::max(fastest, group.raw.last_step.value());
+  }
   for (const auto& [id, record] : state_.nodes) {
     if (record.role != Role::kWorker || record.job != job.id) continue;
     WorkerStalenessView worker;
     worker.name = record.name;
+    bool member = false;  // a worker that has left is shown in the group it last pushed with
     for (const auto& [group_id, group] : job.groups) {
       for (const Member& m : group.members) {
-        if (m.node == id) worker.group = group_id;
+        if (m.node != id) continue;
+        worker.group = group_id;
+        member = true;
       }
     }
     double excess = 0;
@@ -97,6 +103,7 @@ void Core::Impl::AddWorkers(const JobRecord& job, JobView& view) const {
       if (!report.lead) continue;
       for (const WorkerStaleness& w : report.workers) {
         if (w.worker != id) continue;
+        if (!member && w.last_step.value() >= last_step) worker.group = w.group;
         AddCounts(w.tau, worker.tau);
         excess += w.excess_sum;
         worker.applied += w.applied;
@@ -139,6 +146,21 @@ void Core::Impl::AddWorkers(const JobRecord& job, JobView& view) const {
   }
 }
 
+namespace {
+
+// Workers leave at the end of a job: its last members say less than who trained in a group.
+void ListFormerMembers(JobView& view) {
+  for (GroupStalenessView& group : view.group_staleness) {
+    group.members.clear();
+    for (const WorkerStalenessView& worker : view.worker_staleness) {
+      const bool pushed = worker.tau.count > 0;
+      if (pushed && worker.group == group.raw.group) group.members.push_back(worker.name);
+    }
+  }
+}
+
+}  // namespace
+
 JobView Core::Impl::ViewOf(const JobRecord& job) const {
   JobView view;
   view.id = job.id;
@@ -164,6 +186,7 @@ JobView Core::Impl::ViewOf(const JobRecord& job) const {
     view.groups.push_back(std::move(g));
   }
   AddWorkers(job, view);
+  if (!job.active()) ListFormerMembers(view);
   auto run = runtimes_.find(job.id);
   if (run != runtimes_.end() && job.state != JobState::kForming) {
     const Ticks until = job.active() ? now_ : run->second.ended_at;
@@ -188,7 +211,8 @@ void Core::Impl::On(RequestId request, StatusQuery& query) {
     if (query.job.empty() || job.spec.name == query.job) view.jobs.push_back(ViewOf(job));
   }
   if (!query.job.empty() && view.jobs.empty()) {
-    return Refuse(request, absl::NotFoundError(absl::StrCat("job ", query.job, " is not known")));
+    return Refuse(request, absl::NotFoundError(absl::StrCat(
+                               "job ", query.job, " is not known; pacelinectl status lists all")));
   }
   Answer(request, OperatorReply(std::move(view)));
 }
@@ -207,8 +231,9 @@ void Core::Impl::On(RequestId request, EventsQuery& query) {
 void Core::Impl::On(RequestId request, StopJobRequest& stop) {
   JobRecord* job = FindActiveJob(stop.job);
   if (job == nullptr) {
-    return Refuse(
-        request, absl::NotFoundError(absl::StrCat("job ", stop.job, " is not forming or running")));
+    return Refuse(request, absl::NotFoundError(absl::StrCat(
+                               "job ", stop.job,
+                               " is not forming or running; pacelinectl status lists all")));
   }
   EndJob(job->id, JobState::kStopped, stop.failed,
          absl::StrCat("stopped by an operator", stop.reason.empty() ? "" : ": ",
