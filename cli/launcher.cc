@@ -46,6 +46,8 @@ class Launcher {
                                           std::vector<std::string> arguments);
   absl::StatusOr<std::string> AwaitReady(size_t process);
   absl::Status Connect();
+  absl::Status Attach();
+  absl::Status CheckJobName(const ClusterView& cluster);
   absl::Status StartWorker(uint32_t index);
   Environment WorkerEnvironment(uint32_t index) const;
 
@@ -84,6 +86,7 @@ class Launcher {
   std::vector<Process> processes_;
   std::vector<uint32_t> restarts_left_;  // by worker index
   std::vector<uint32_t> finished_;       // indices whose worker ended well or is given up
+  JobId earlier_;  // the newest job of the same name that ended before this run
   std::optional<JobView> view_;
   std::string reason_;     // first failure
   bool watched_ = false;   // the workers were started and watched to their end
@@ -105,7 +108,6 @@ int Launcher::Run() {
   ::signal(SIGPIPE, SIG_IGN);
   absl::Status status = Prepare();
   if (status.ok() && config_.scheduler.empty()) status = StartDaemons();
-  if (status.ok() && !interrupted()) status = Connect();
   for (uint32_t i = 0; status.ok() && !interrupted() && i < config_.job.workers; ++i) {
     status = StartWorker(i);
   }
@@ -123,9 +125,11 @@ absl::Status Launcher::Prepare() {
   PACELINE_ASSIGN_OR_RETURN(
       program_,
       FindExecutable(config_.program.front(), context_.binary_directory, context_.environment));
+  PACELINE_ASSIGN_OR_RETURN(guard_, Guard::Start());
+  // Before anything is written: what is asked of the cluster may be refused.
+  if (!config_.scheduler.empty()) PACELINE_RETURN_IF_ERROR(Attach());
   PACELINE_ASSIGN_OR_RETURN(directory_, CreateRunDirectory(config_.output, config_.job.name));
   WriteSummaryFile();
-  PACELINE_ASSIGN_OR_RETURN(guard_, Guard::Start());
   return absl::OkStatus();
 }
 
@@ -150,7 +154,7 @@ absl::Status Launcher::StartDaemons() {
                     {"--name=" + name, "--scheduler=" + scheduler_, "--bind=127.0.0.1:0"})
             .status());
   }
-  return absl::OkStatus();
+  return Connect();
 }
 
 absl::StatusOr<std::string> Launcher::StartDaemon(const std::string& role, const std::string& name,
@@ -210,18 +214,43 @@ absl::StatusOr<std::string> Launcher::AwaitReady(size_t index) {
 }
 
 absl::Status Launcher::Connect() {
-  if (scheduler_.empty()) scheduler_ = config_.scheduler;
   absl::StatusOr<std::unique_ptr<ControlClient>> client = context_.connect(scheduler_, config_.tls);
   if (!client.ok()) {
     unreachable_ = true;
     return client.status();
   }
   client_ = *std::move(client);
-  if (config_.scheduler.empty()) return absl::OkStatus();
+  return absl::OkStatus();
+}
+
+absl::Status Launcher::Attach() {
+  scheduler_ = config_.scheduler;
+  PACELINE_RETURN_IF_ERROR(Connect());
   // Not about the job: nobody knows it before its first worker has joined.
   const auto reply = client_->Operate(StatusQuery{}, Seconds(5));
   unreachable_ = !reply.ok();
-  return Annotate(reply.status(), absl::StrCat("scheduler ", scheduler_));
+  PACELINE_RETURN_IF_ERROR(reply.status());
+  const auto* cluster = std::get_if<ClusterView>(&*reply);
+  return cluster == nullptr ? absl::OkStatus() : CheckJobName(*cluster);
+}
+
+absl::Status Launcher::CheckJobName(const ClusterView& cluster) {
+  for (const JobView& job : cluster.jobs) {
+    if (job.spec.name != config_.job.name) continue;
+    const bool active = job.state == JobState::kForming || job.state == JobState::kRunning;
+    if (!active) {
+      earlier_ = std::max(earlier_, job.id);
+    } else if (job.workers_live > 0) {
+      client_.reset();  // somebody else's job: nothing to ask about it, nor to stop
+      return absl::AlreadyExistsError(
+          absl::StrCat("job ", job.spec.name, " is ", Absl(Name(job.state)),
+                       " in this cluster with ", job.workers_live,
+                       " workers; choose another name with --job, or end it first: "
+                       "pacelinectl stop ",
+                       job.spec.name));
+    }
+  }
+  return absl::OkStatus();
 }
 
 Environment Launcher::WorkerEnvironment(uint32_t index) const {
@@ -354,7 +383,7 @@ void Launcher::Query(Ticks timeout) {
   const auto* cluster = std::get_if<ClusterView>(&*reply);
   if (cluster == nullptr) return;
   for (const JobView& job : cluster->jobs) {
-    if (job.spec.name == config_.job.name) view_ = job;
+    if (job.spec.name == config_.job.name && earlier_ < job.id) view_ = job;
   }
 }
 

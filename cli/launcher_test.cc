@@ -24,7 +24,8 @@ namespace fs = std::filesystem;
 // A scheduler that knows one job, or none yet.
 class FakeControl final : public ControlClient {
  public:
-  explicit FakeControl(std::optional<JobState> state) : state_(state) {}
+  FakeControl(std::optional<JobState> state, uint32_t workers_live)
+      : state_(state), workers_live_(workers_live) {}
   absl::StatusOr<JoinReply> Join(const JoinRequest&, Ticks) override {
     return absl::UnimplementedError("not asked here");
   }
@@ -40,7 +41,9 @@ class FakeControl final : public ControlClient {
       return absl::NotFoundError("job " + query->job + " is not known");
     }
     JobView job;
+    job.id = JobId(1);
     job.spec.name = "demo";
+    job.workers_live = workers_live_;
     job.state = *state_;
     job.drawn = job.applied = Samples(640);
     job.updates = 20;
@@ -57,6 +60,7 @@ class FakeControl final : public ControlClient {
 
  private:
   const std::optional<JobState> state_;
+  const uint32_t workers_live_;
 };
 
 constexpr const char* kDaemon = R"sh(#!/bin/sh
@@ -80,7 +84,7 @@ class LauncherTest : public testing::Test {
     context_.environment = Environment({{"PATH", "/usr/bin:/bin"}, {"ROOT", root_}});
     context_.binary_directory = root_;
     context_.connect = [this](const std::string&, const TlsConfig&) {
-      return std::make_unique<FakeControl>(state_);
+      return std::make_unique<FakeControl>(state_, workers_live_);
     };
     context_.out = &out_;
     context_.err = &err_;
@@ -141,6 +145,7 @@ class LauncherTest : public testing::Test {
   LauncherContext context_;
   std::ostringstream out_, err_;
   std::optional<JobState> state_ = JobState::kRunning;
+  uint32_t workers_live_ = 0;
 };
 
 TEST_F(LauncherTest, AttachesToASchedulerThatDoesNotKnowTheJobYet) {
@@ -149,6 +154,33 @@ TEST_F(LauncherTest, AttachesToASchedulerThatDoesNotKnowTheJobYet) {
   EXPECT_EQ(Run("echo $PACELINE_SCHEDULER"), 0) << err_.str();
   EXPECT_EQ(Read("out/worker-1.log"), "127.0.0.1:1\n");
   EXPECT_FALSE(fs::exists(root_ + "/out/scheduler.log"));
+}
+
+TEST_F(LauncherTest, AnEarlierJobOfTheSameNameIsNotThisOne) {
+  state_ = JobState::kFinished;
+  config_.scheduler = "127.0.0.1:1";
+  EXPECT_EQ(Run("exit 3"), 1);
+  EXPECT_EQ(Summary()["samples_applied"], 0);
+  EXPECT_EQ(Summary()["metrics"].size(), 0u);
+}
+
+TEST_F(LauncherTest, AJobOfTheSameNameThatStillRunsIsLeftAlone) {
+  workers_live_ = 2;
+  config_.scheduler = "127.0.0.1:1";
+  EXPECT_EQ(Run("exit 3"), 1);
+  EXPECT_NE(err_.str().find("job demo is running in this cluster with 2 workers"),
+            std::string::npos)
+      << err_.str();
+  EXPECT_FALSE(fs::exists(root_ + "/out"));
+}
+
+TEST_F(LauncherTest, ADirectoryThatHoldsARunIsNotWrittenTo) {
+  EXPECT_EQ(Run("echo first"), 0) << err_.str();
+  const std::string summary = Read("out/summary.json");
+  EXPECT_EQ(Run("echo second"), 1);
+  EXPECT_NE(err_.str().find("/out holds an earlier run"), std::string::npos) << err_.str();
+  EXPECT_EQ(Read("out/summary.json"), summary);
+  EXPECT_EQ(Read("out/worker-0.log"), "first\n");
 }
 
 TEST_F(LauncherTest, GivesWorkersTheirVariablesAndWritesTheSummary) {

@@ -50,11 +50,18 @@ void LinkLatest(const fs::path& directory) {
 
 absl::StatusOr<std::string> CreateRunDirectory(const std::string& output, const std::string& job) {
   if (!output.empty()) {
+    std::error_code error;
     fs::path path(output);
     while (!path.has_filename() && path.has_parent_path() && path != path.root_path()) {
       path = path.parent_path();
     }
     PACELINE_RETURN_IF_ERROR(MakeAll(path));
+    // Two runs in one directory would mix their logs, and the scheduler would recover the old job.
+    if (fs::exists(path / "summary.json", error)) {
+      return absl::AlreadyExistsError(
+          absl::StrCat("output: ", path.string(),
+                       " holds an earlier run; name another directory, or remove it"));
+    }
     LinkLatest(path);
     return path.string();
   }
