@@ -41,9 +41,21 @@ bool NamesScheduler(int argc, const char* const* argv, const Environment& env) {
   return false;
 }
 
+// From here on a signal means to leave the job cleanly; before, there is nothing to leave.
+void LeaveOnSignals() {
+  struct sigaction action {};
+  action.sa_handler = [](int) {
+    // A second signal ends the process at once: the first one's way may be blocked.
+    if (stop_requested.exchange(true)) _exit(1);
+  };
+  sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGINT, &action, nullptr);
+}
+
 absl::Status TrainInJob(Model& model, const DatasetSplit& data, const ProgramOptions& options,
                         const WorkerConfig& config) {
   PACELINE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, ConnectToJob(config));
+  LeaveOnSignals();
   const uint32_t index = config.index ? config.index->value() : session->rank().value();
   TrainingLoop loop(*session, model, data, options, index, Clock::Real(), stop_requested);
   PACELINE_ASSIGN_OR_RETURN(const TrainingResult result, loop.Run());
@@ -78,6 +90,7 @@ int Main(int argc, const char* const* argv) {
   }
   auto model = Model::Create(options.model);
   if (!model.ok()) return Fail(model.status(), kUsage);
+  if (auto status = CheckCanSave(options.save); !status.ok()) return Fail(status, kUsage);
   auto data = LoadFashionMnist(options.dataset);
   if (!data.ok()) return Fail(data.status(), kFailed);
   if (auto status = Complete(options, config.job, data->train.size()); !status.ok()) {
@@ -92,13 +105,4 @@ int Main(int argc, const char* const* argv) {
 }  // namespace
 }  // namespace paceline
 
-int main(int argc, char** argv) {
-  struct sigaction action {};
-  action.sa_handler = [](int) {
-    // A second signal ends the process at once: the first one's way may be blocked.
-    if (paceline::stop_requested.exchange(true)) _exit(1);
-  };
-  sigaction(SIGTERM, &action, nullptr);
-  sigaction(SIGINT, &action, nullptr);
-  return paceline::Main(argc, argv);
-}
+int main(int argc, char** argv) { return paceline::Main(argc, argv); }

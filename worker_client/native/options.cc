@@ -1,5 +1,11 @@
 #include "worker_client/native/options.h"
 
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -130,6 +136,27 @@ absl::Status Complete(ProgramOptions& options, JobSpec& job, uint32_t train_samp
   PACELINE_RETURN_IF_ERROR(CompleteOptimizer(options, job.optimizer));
   options.schedule.base = static_cast<float>(job.optimizer.Get("learning_rate", 0));
   options.schedule.warmup_steps = options.warmup_steps;
+  return absl::OkStatus();
+}
+
+absl::Status CheckCanSave(const std::string& path) {
+  if (path.empty()) return absl::OkStatus();
+  std::error_code error;
+  const auto wrong = [&](const std::string& what) {
+    return absl::InvalidArgumentError(absl::StrCat("save: ", path, ": ", what,
+                                                   "; name a file in a directory that can be "
+                                                   "written to with --save"));
+  };
+  if (std::filesystem::is_directory(path, error)) return wrong("is a directory");
+  std::filesystem::path directory = std::filesystem::path(path).parent_path();
+  if (directory.empty()) directory = ".";
+  if (!std::filesystem::is_directory(directory, error)) {
+    return wrong(absl::StrCat("there is no directory ", directory.string()));
+  }
+  // The file is made beside its name first.
+  if (access(directory.c_str(), W_OK | X_OK) != 0) {
+    return wrong(absl::StrCat("cannot write to ", directory.string(), ": ", strerror(errno)));
+  }
   return absl::OkStatus();
 }
 

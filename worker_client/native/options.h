@@ -41,4 +41,8 @@ void AddProgramKeys(KeyTable& table, ProgramOptions& options);
 // training set. InvalidArgument names the key, the value and what is allowed.
 absl::Status Complete(ProgramOptions& options, JobSpec& job, uint32_t train_samples);
 
+// Before hours of training, whether its result can be written to `path` (empty: nothing is to be).
+// InvalidArgument names the file or the directory and what is wrong with it.
+absl::Status CheckCanSave(const std::string& path);
+
 }  // namespace paceline

@@ -112,6 +112,18 @@ TEST(OptionsTest, EachWrongFlagIsNamedWithItsValue) {
   }
 }
 
+TEST(OptionsTest, WhereTheResultCannotBeSavedIsSaidBeforeTraining) {
+  const std::string root = testing::TempDir() + "/save-" + std::to_string(getpid());
+  fs::create_directories(root);
+  EXPECT_TRUE(CheckCanSave("").ok());
+  EXPECT_TRUE(CheckCanSave("weights").ok());
+  EXPECT_TRUE(CheckCanSave(root + "/weights").ok());
+  EXPECT_THAT(CheckCanSave(root).message(), HasSubstr(root + ": is a directory"));
+  EXPECT_THAT(CheckCanSave(root + "/a/weights").message(),
+              HasSubstr("there is no directory " + root + "/a"));
+  fs::remove_all(root);
+}
+
 TEST(PacingTest, AStepTakesItsFactorOfTheComputationOrOfTheFloor) {
   EXPECT_EQ(PacingWait(Milliseconds(10), Milliseconds(0), 1), Ticks(0));
   EXPECT_EQ(PacingWait(Milliseconds(10), Milliseconds(0), 3), Milliseconds(20));
