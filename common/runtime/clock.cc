@@ -23,8 +23,8 @@ class RealClock final : public Clock {
 }  // namespace
 
 const Clock& Clock::Real() {
-  static const RealClock clock;
-  return clock;
+  static const RealClock* const clock = new RealClock;  // never destroyed, as the log
+  return *clock;
 }
 
 struct ManualClock::Impl {

@@ -11,10 +11,10 @@
 namespace paceline {
 namespace {
 
+// Never destroyed: threads of libraries may log while the process ends.
 spdlog::logger& Logger() {
-  static const std::shared_ptr<spdlog::logger> logger = [] {
-    auto made = std::make_shared<spdlog::logger>("paceline",
-                                                 std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  static spdlog::logger* const logger = [] {
+    auto* made = new spdlog::logger("paceline", std::make_shared<spdlog::sinks::stderr_sink_mt>());
     made->set_pattern("%Y-%m-%dT%H:%M:%S.%eZ %-7l %v", spdlog::pattern_time_type::utc);
     made->flush_on(spdlog::level::trace);
     return made;
