@@ -207,9 +207,13 @@ void ServerAgent::Run() {
       return;
     }
     if (!status.ok() || reopen) {
-      // The scheduler is away; what is queued stays. Do not spin until it is back.
+      // The scheduler is away; what is queued stays. Do not spin until it is back, although the end
+      // of each stream wakes this thread.
       MutexLock lock(&mutex_);
-      if (!stopping_) wake_.WaitFor(&mutex_, kJoinPause);
+      const Ticks until = Now() + kJoinPause;
+      for (Ticks now = Now(); !stopping_ && now < until; now = Now()) {
+        wake_.WaitFor(&mutex_, until - now);
+      }
     }
   }
 }

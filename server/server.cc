@@ -54,10 +54,14 @@ absl::Status Server::Start() {
   return absl::OkStatus();
 }
 
+// Shard threads may still owe the agent an answer, and channels the router a frame: each goes only
+// after those that call it.
 void Server::Stop() {
-  agent_.reset();
+  if (agent_ != nullptr) agent_->Stop();
   listener_.reset();
   transport_.reset();
+  router_.reset();
+  agent_.reset();
 }
 
 }  // namespace paceline
