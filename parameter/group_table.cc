@@ -125,10 +125,13 @@ const GroupTable::Generation* GroupTable::Newest(GroupId group) const {
   return it == groups_.end() || it->second.empty() ? nullptr : &it->second.back();
 }
 
-void GroupTable::Cover(GroupId group, NodeId node, Incarnation incarnation, Step through) {
-  Covered& covered = covered_[{group, node}];
-  if (incarnation != covered.incarnation) covered = {incarnation, through};
-  covered.through = std::max(covered.through, through);
+bool GroupTable::Cover(GroupId group, NodeId node, Incarnation incarnation, Step through) {
+  const auto [it, first] = covered_.try_emplace({group, node}, Covered{incarnation, through});
+  Covered& covered = it->second;
+  if (first) return true;
+  if (incarnation == covered.incarnation && through <= covered.through) return false;
+  covered = {incarnation, through};
+  return true;
 }
 
 bool GroupTable::IsCovered(GroupId group, const Member& member, Step step) const {

@@ -59,8 +59,8 @@ class GroupTable {
   const Generation* InForce(GroupId group, Step step) const;
   const Generation* Newest(GroupId group) const;
 
-  // The member contributes nothing more to steps up to `through`.
-  void Cover(GroupId group, NodeId node, Incarnation incarnation, Step through);
+  // The member contributes nothing more to steps up to `through`. False when that was known.
+  bool Cover(GroupId group, NodeId node, Incarnation incarnation, Step through);
   bool IsCovered(GroupId group, const Member& member, Step step) const;
 
   // Groups with members: G of the staleness formulas, at least 1.

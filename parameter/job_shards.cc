@@ -106,7 +106,12 @@ void JobShards::OnBoundary(const Operation& operation,
     case Admission::kAccept:
       break;
   }
-  groups_.Cover(operation.group, operation.sender, operation.incarnation, operation.origin_step);
+  if (groups_.Cover(operation.group, operation.sender, operation.incarnation,
+                    operation.origin_step)) {
+    for (auto& [key, shard] : shards_) {
+      shard.Discarded(operation.group, operation.sender, operation.samples);
+    }
+  }
   for (auto& [key, shard] : shards_) {
     if (shard.open_rounds() > 0) shard.OnCovered(operation.group, now, replies);
   }

@@ -141,6 +141,7 @@ void ParameterShard::WriteState(const Operation& operation, const Piece& piece, 
   }
   transfer_.done = true;
   Restore(*std::move(state));
+  DiscardOpenPushes(replies);
   replies->push_back(MakeReply(operation, OperationStatus::kOk));
 }
 

@@ -75,7 +75,10 @@ class ParameterShard {
                   Replies* replies);
 
   // ---- Changes of the group table.
-  // A member of `group` covered further steps.
+  // A member of `group` covered further steps; `unused` of its samples it pushed in none of them.
+  void Discarded(GroupId group, NodeId member, Samples unused) {
+    if (settings_.lead && unused > Samples(0)) recorder_.Discarded(group, member, unused);
+  }
   void OnCovered(GroupId group, Ticks now, Replies* replies);
   // Open rounds of steps whose generation is no longer the one they were begun under are void:
   // members whose contribution was whole are told kOldGeneration and push again.
@@ -140,6 +143,8 @@ class ParameterShard {
   bool SameTransfer(const Operation& operation) const;
   bool AddBytes(const Piece& piece);
   void Restore(ChunkState state);
+  // They were computed on weights that are gone.
+  void DiscardOpenPushes(Replies* replies);
   Reply MakeReply(const Operation& operation, OperationStatus status) const;
 
   const ChunkKey key_;

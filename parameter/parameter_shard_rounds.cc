@@ -73,8 +73,10 @@ void ParameterShard::Contribute(const Operation& operation, const Piece& piece,
   if (member.IsOver(id)) return Refuse(operation, piece, OperationStatus::kDiscarded, replies);
   OperationStatus status = Check(operation);
   const auto found = rounds_.find(KeyOf(operation));
-  if (found != rounds_.end() && found->second.kind() != id.kind) {
-    status = OperationStatus::kBadRequest;
+  if (found != rounds_.end() &&
+      (found->second.kind() != id.kind ||
+       found->second.contributors()[position].part != Round::Part::kAbsent)) {
+    status = OperationStatus::kBadRequest;  // not what this member or others began there
   } else if (groups_->IsCovered(operation.group, generation.plan->members[position],
                                 operation.step)) {
     status = OperationStatus::kDiscarded;  // after its own Boundary
@@ -266,6 +268,23 @@ void ParameterShard::VoidOutdated(Replies* replies) {
       continue;
     }
     VoidRound(round, key.group, OperationStatus::kOldGeneration, replies);
+    it = rounds_.erase(it);
+  }
+}
+
+void ParameterShard::DiscardOpenPushes(Replies* replies) {
+  for (auto it = rounds_.begin(); it != rounds_.end();) {
+    const auto& [key, round] = *it;
+    if (round.kind() != RoundKind::kApply) {
+      ++it;
+      continue;
+    }
+    const std::vector<Round::Contributor>& contributors = round.contributors();
+    for (size_t i = 0; i < contributors.size(); ++i) {
+      if (contributors[i].part != Round::Part::kSum) continue;
+      Discarded(key.group, round.group().members[i].node, contributors[i].samples);
+    }
+    VoidRound(round, key.group, OperationStatus::kDiscarded, replies);
     it = rounds_.erase(it);
   }
 }

@@ -7,6 +7,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "parameter/shard_test_util.h"
+#include "parameter/state_codec.h"
 
 namespace paceline {
 namespace {
@@ -108,6 +109,45 @@ TEST(Round, ADeterministicSumLeavesMembersWithoutSamplesOut) {
   h.Send({.member = 0, .samples = 0});
   EXPECT_THAT(h.Send({.member = 1, .values = {2}, .samples = 1}), SizeIs(3));
   EXPECT_THAT(h.weights(), ElementsAre(-2));
+}
+
+// A peer may name the same round with another origin step; what it began stays what it was.
+TEST(Round, AnotherOperationOfAMemberInTheSameRoundIsRefused) {
+  ShardHarness h(1, kSgd, {GroupOf(0, {0, 1})});
+  h.Send({.member = 0, .step = 5, .values = {2}});
+  Operation second = h.Header({.member = 0, .step = 5, .values = {4}});
+  second.origin_step = Step(4);
+  const std::vector<float> values = {4};
+  const std::vector<Reply> replies = h.SendBytes(second, std::as_bytes(std::span(values)));
+  ASSERT_THAT(replies, SizeIs(1));
+  EXPECT_EQ(replies[0].status, OperationStatus::kBadRequest);
+  EXPECT_THAT(h.Send({.member = 1, .step = 5, .values = {6}}), SizeIs(2));
+  EXPECT_THAT(h.weights(), ElementsAre(-4));
+}
+
+TEST(Round, AStateWrittenUnderItDiscardsItsPushesAndTellsTheirSenders) {
+  ShardHarness h(1, kSgd, {GroupOf(0, {0, 1})});
+  EXPECT_THAT(h.Send({.member = 0, .values = {2}, .samples = 3}), SizeIs(0));
+  ChunkState state{.version = {0, 9}, .updates = 9, .samples = Samples(1), .arrays = {}};
+  state.arrays.emplace_back("weights", std::vector<float>{5});
+  const std::vector<std::byte> bytes = EncodeState(state);
+  Operation write = h.Header({.member = 1});
+  write.kind = OperationKind::kWriteState;
+  write.total_bytes = bytes.size();
+  std::vector<Reply> replies;
+  h.shard().WriteState(write, {0, bytes}, &replies);
+  ASSERT_THAT(replies, SizeIs(2));
+  EXPECT_EQ(replies[0].status, OperationStatus::kDiscarded);
+  EXPECT_EQ(replies[0].to.sender, NodeId(100));
+  EXPECT_EQ(replies[1].status, OperationStatus::kOk);
+  ASSERT_THAT(h.shard().staleness().workers(), SizeIs(1));
+  EXPECT_EQ(h.shard().staleness().workers()[0].discarded, Samples(3));
+  // What is pushed on the weights that are gone is discarded too, and harms nothing.
+  replies = h.Send({.member = 1, .values = {2}});
+  ASSERT_THAT(replies, SizeIs(1));
+  EXPECT_EQ(replies[0].status, OperationStatus::kDiscarded);
+  EXPECT_THAT(h.weights(), ElementsAre(5));
+  EXPECT_EQ(h.shard().version(), (Version{1, 9}));
 }
 
 TEST(Round, HalvesAreSummedInFp32) {
