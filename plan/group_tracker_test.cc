@@ -1,0 +1,142 @@
+#include "plan/group_tracker.h"
+
+#include <gtest/gtest.h>
+
+namespace paceline {
+namespace {
+
+constexpr NodeId kSelf(1);
+
+GroupPlan GroupOf(uint64_t generation, uint64_t activation, std::vector<uint32_t> members,
+                  uint32_t id = 0) {
+  GroupPlan group;
+  group.id = GroupId(id);
+  group.generation = GroupGeneration(generation);
+  group.activation_step = Step(activation);
+  for (const uint32_t node : members) {
+    Member member;
+    member.node = NodeId(node);
+    group.members.push_back(std::move(member));
+  }
+  return group;
+}
+
+GroupTracker TrackerIn(GroupPlan group) {
+  GroupTracker tracker(kSelf);
+  Plan plan;
+  plan.groups.push_back(std::move(group));
+  tracker.OnPlan(plan);
+  return tracker;
+}
+
+PrepareDirective Prepare(uint64_t change) {
+  PrepareDirective directive;
+  directive.change = change;
+  return directive;
+}
+
+CommitDirective Commit(uint64_t change, std::vector<GroupPlan> groups) {
+  CommitDirective directive;
+  directive.change = change;
+  directive.groups = std::move(groups);
+  return directive;
+}
+
+FenceDirective Fence(GroupPlan group) {
+  FenceDirective directive;
+  directive.groups.push_back(std::move(group));
+  return directive;
+}
+
+TEST(GroupTracker, BeginsAtTheActivationStepOfTheFirstGroupItIsIn) {
+  GroupTracker tracker(kSelf);
+  Plan plan;
+  plan.groups = {GroupOf(1, 0, {2, 3}, 0), GroupOf(4, 17, {1, 4}, 1)};
+  tracker.OnPlan(plan);
+  ASSERT_TRUE(tracker.in_group());
+  EXPECT_EQ(tracker.current().id, GroupId(1));
+  EXPECT_EQ(tracker.step(), Step(17));
+}
+
+TEST(GroupTracker, AGenerationTakesItsStepAndNoneBefore) {
+  GroupTracker tracker = TrackerIn(GroupOf(1, 0, {1, 2}));
+  tracker.OnCommit(Commit(5, {GroupOf(2, 2, {1, 2, 3})}));
+  EXPECT_EQ(tracker.current().generation, GroupGeneration(1));
+  tracker.Advance();
+  EXPECT_EQ(tracker.current().generation, GroupGeneration(1));
+  tracker.Advance();
+  EXPECT_EQ(tracker.current().generation, GroupGeneration(2));
+}
+
+TEST(GroupTracker, ACommitForAStepUnderWayIsInForceAtOnce) {
+  GroupTracker tracker = TrackerIn(GroupOf(1, 0, {1, 2}));
+  tracker.Advance();
+  tracker.OnCommit(Commit(5, {GroupOf(2, 1, {1, 2, 3})}));
+  EXPECT_EQ(tracker.current().generation, GroupGeneration(2));
+}
+
+TEST(GroupTracker, HoldsTwoStepsAfterItsAckUntilTheChangeIsDecided) {
+  GroupTracker tracker = TrackerIn(GroupOf(1, 0, {1, 2}));
+  tracker.Advance();
+  EXPECT_EQ(tracker.OnPrepare(Prepare(5)), Step(1));
+  EXPECT_TRUE(tracker.MayAdvance());
+  tracker.Advance();
+  EXPECT_FALSE(tracker.MayAdvance()) << "step 3 may be one of the new generation";
+  tracker.OnAbort(4);
+  EXPECT_FALSE(tracker.MayAdvance());
+  tracker.OnAbort(5);
+  EXPECT_TRUE(tracker.MayAdvance());
+  tracker.OnPrepare(Prepare(6));
+  tracker.Advance();
+  EXPECT_FALSE(tracker.MayAdvance());
+  tracker.OnCommit(Commit(6, {GroupOf(2, 4, {1, 2, 3})}));
+  EXPECT_TRUE(tracker.MayAdvance());
+}
+
+TEST(GroupTracker, ANewStreamEndsTheHoldsOfChangesWhoseEndWasMissed) {
+  GroupTracker tracker = TrackerIn(GroupOf(1, 0, {1, 2}));
+  tracker.OnPrepare(Prepare(5));
+  tracker.Advance();
+  ASSERT_FALSE(tracker.MayAdvance());
+  tracker.OnNewStream();
+  EXPECT_TRUE(tracker.MayAdvance());
+}
+
+TEST(GroupTracker, AFenceIsInForceAtOnce) {
+  GroupTracker tracker = TrackerIn(GroupOf(1, 0, {1, 2, 3}));
+  tracker.OnFence(Fence(GroupOf(2, 0, {1, 3})));
+  EXPECT_EQ(tracker.current().members.size(), 2u);
+}
+
+// The generation that was due has the dead member in it; taking it would undo the fence.
+TEST(GroupTracker, AFenceForgetsTheGenerationsThatWereDueBeforeIt) {
+  GroupTracker tracker = TrackerIn(GroupOf(1, 0, {1, 2, 3}));
+  tracker.OnCommit(Commit(5, {GroupOf(2, 2, {1, 2, 3, 4})}));
+  tracker.OnFence(Fence(GroupOf(3, 2, {1, 3, 4})));
+  tracker.Advance();
+  tracker.Advance();
+  EXPECT_EQ(tracker.current().generation, GroupGeneration(3));
+}
+
+TEST(GroupTracker, KnowsWhenItLeavesAndWhoDoesWithoutIt) {
+  GroupTracker tracker = TrackerIn(GroupOf(1, 0, {1, 2}));
+  EXPECT_FALSE(tracker.IsWithoutSelf(GroupGeneration(2)));
+  tracker.OnCommit(Commit(5, {GroupOf(2, 2, {2})}));
+  EXPECT_EQ(tracker.leaves_at(), Step(2));
+  EXPECT_TRUE(tracker.in_group());
+  EXPECT_FALSE(tracker.IsWithoutSelf(GroupGeneration(1)));
+  EXPECT_TRUE(tracker.IsWithoutSelf(GroupGeneration(2)));
+  EXPECT_TRUE(tracker.IsWithoutSelf(GroupGeneration(3))) << "a fence after the commit";
+}
+
+TEST(GroupTracker, MovesToItsNextGroupAtThatGroupsStep) {
+  GroupTracker tracker = TrackerIn(GroupOf(1, 0, {1, 2}));
+  tracker.OnCommit(Commit(5, {GroupOf(2, 1, {2}), GroupOf(8, 40, {1, 3}, 1)}));
+  tracker.Advance();
+  EXPECT_EQ(tracker.current().id, GroupId(1));
+  EXPECT_EQ(tracker.step(), Step(40));
+  EXPECT_FALSE(tracker.leaves_at());
+}
+
+}  // namespace
+}  // namespace paceline
