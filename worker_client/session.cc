@@ -193,7 +193,7 @@ absl::StatusOr<Operation> SessionImpl::Pull(TensorId tensor, std::span<float> we
 
 // ---- Steps --------------------------------------------------------------------------------------
 
-absl::Status SessionImpl::SendBoundary(Step first, Step last, Ticks patience) {
+absl::Status SessionImpl::SendBoundary(Step first, Step last, Samples unused, Ticks patience) {
   const bool wait = patience > Ticks(0);
   std::vector<std::shared_ptr<ChunkOp>> ops;
   uint64_t id = 0;
@@ -217,6 +217,7 @@ absl::Status SessionImpl::SendBoundary(Step first, Step last, Ticks patience) {
       op->header.kind = FrameKind::kBoundary;
       op->header.step = first;
       op->header.origin_step = last;
+      op->header.samples = unused;
       op->tag = id;
       ops.push_back(op);
     }
@@ -228,11 +229,15 @@ absl::Status SessionImpl::SendBoundary(Step first, Step last, Ticks patience) {
   return wait ? WaitFor(id).status() : absl::OkStatus();
 }
 
-void SessionImpl::AccountStep() {
+// Samples that were drawn for this step and not pushed in it reach no update any more.
+Samples SessionImpl::UnusedThisStep() const {
   uint64_t drawn = 0;
   for (const SampleRange& range : in_hand_) drawn += range.end - range.begin;
-  // Samples that were drawn for this step and not pushed in it reach no update any more.
-  if (drawn > offered_this_step_) counters_.discarded += Samples(drawn - offered_this_step_);
+  return Samples(drawn > offered_this_step_ ? drawn - offered_this_step_ : 0);
+}
+
+void SessionImpl::AccountStep() {
+  counters_.discarded += UnusedThisStep();
   in_hand_.clear();
   offered_this_step_ = 0;
   pushed_this_step_ = false;
@@ -245,12 +250,14 @@ void SessionImpl::AccountStep() {
 
 absl::Status SessionImpl::AdvanceStep() {
   Step now;
+  Samples unused;
   {
     MutexLock lock(&mutex_);
     if (!failed_.ok()) return failed_;
     now = group_->step();
+    unused = UnusedThisStep();
   }
-  PACELINE_RETURN_IF_ERROR(SendBoundary(now, now, Ticks(0)));
+  PACELINE_RETURN_IF_ERROR(SendBoundary(now, now, unused, Ticks(0)));
   MutexLock lock(&mutex_);
   const Ticks deadline = Deadline();
   while (failed_.ok() && !group_->MayAdvance()) {
@@ -269,11 +276,22 @@ absl::Status SessionImpl::AdvanceStep() {
 
 absl::Status SessionImpl::AtStepBoundary() {
   PACELINE_RETURN_IF_ERROR(WaitReady());
-  return AdvanceStep();
+  PACELINE_RETURN_IF_ERROR(AdvanceStep());
+  DropStartWeights();
+  return absl::OkStatus();
+}
+
+void SessionImpl::DropStartWeights() {
+  MutexLock lock(&mutex_);
+  for (Tensor& tensor : tensors_) {
+    if (tensor.ready) tensor.start = {};
+  }
 }
 
 absl::Status SessionImpl::Barrier(const std::string& name) {
-  return CallScheduler(BarrierRequest{name}).status();
+  PACELINE_RETURN_IF_ERROR(CallScheduler(BarrierRequest{name}).status());
+  DropStartWeights();  // what others did before it shows from here on
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::string> SessionImpl::Checkpoint(const std::string& directory) {
@@ -329,12 +347,12 @@ absl::Status SessionImpl::CoverUntilGone() {
   }
   if (from) {
     if (*from <= now) return absl::OkStatus();
-    return SendBoundary(now, *from - Step(1), options_.deadline);
+    return SendBoundary(now, *from - Step(1), Samples(0), options_.deadline);
   }
   if (!owes) return absl::OkStatus();
   // Its word was lost with a stream. Others are at most a step ahead, and a change is in force from
   // the step after. No answer is expected: the job may have ended.
-  (void)SendBoundary(now, now + Step(kActivationMargin), kLastBoundaryPatience);
+  (void)SendBoundary(now, now + Step(kActivationMargin), Samples(0), kLastBoundaryPatience);
   return absl::OkStatus();
 }
 

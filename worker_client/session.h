@@ -79,8 +79,9 @@ struct SampleBatch {
 // A tensor's state as read from its owners.
 struct TensorState {
   std::vector<Version> versions;                    // per chunk
+  std::vector<uint64_t> applied_steps;              // Adam's t, per chunk
+  std::vector<Samples> samples;                     // in all updates so far, per chunk
   std::map<std::string, std::vector<float>> slots;  // "weights" and optimizer slots, elements each
-  uint64_t applied_steps = 0;                       // Adam's t, of the first chunk
 };
 
 struct SessionCounters {
@@ -146,11 +147,14 @@ class Session {
   virtual absl::StatusOr<SampleBatch> DrawSamples(uint32_t count) = 0;
 
   virtual absl::StatusOr<TensorState> ReadState(TensorId tensor) = 0;
-  // On the writer of initial values only; replaces weights, slots and versions.
+  // On the writer of initial values only; replaces weights, slots and versions, which start a new
+  // lineage. Gradients that are under way count as discarded, and their senders get the new
+  // weights; other workers hold old ones until they pull, so let them pull before they go on.
   virtual absl::Status WriteState(TensorId tensor, const TensorState& state) = 0;
 
   // A consistent cut of the job over all servers, written below `directory` at the servers.
-  // Returns the path of the checkpoint.
+  // Returns the path of the checkpoint. Between AtStepBoundary and the first push of the next step;
+  // FailedPrecondition once this worker has pushed, as the cut would wait for the end of its step.
   virtual absl::StatusOr<std::string> Checkpoint(const std::string& directory) = 0;
 
   // Named values for the operator: the newest of each name is shown. Sent with the next report.

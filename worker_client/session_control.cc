@@ -183,9 +183,13 @@ void SessionImpl::RunControl() {
     {
       MutexLock lock(&mutex_);
       if (closing_) return;
-      const Ticks wait = pause ? kReopenPause : next_heartbeat - Now();
-      const bool idle = outbox_.empty() && !report_now_ && !watch_lost_;
-      if ((pause || idle) && wait > Ticks(0)) control_wake_.WaitFor(&mutex_, wait);
+      const Ticks until = pause ? Now() + kReopenPause : next_heartbeat;
+      const auto idle = [this]() NO_THREAD_SAFETY_ANALYSIS {
+        return outbox_.empty() && !report_now_ && !watch_lost_;
+      };
+      for (Ticks now = Now(); now < until && !closing_ && (pause || idle()); now = Now()) {
+        control_wake_.WaitFor(&mutex_, until - now);
+      }
       if (closing_) return;
       reopen = std::exchange(watch_lost_, false);
       report_now_ = report_now_ || Now() >= reported_at_ + kReportInterval;

@@ -78,7 +78,9 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
     std::vector<PlacedChunk> chunks;
     std::vector<Version> bases;  // of the weights this worker holds, per chunk
     Ordinal next_ordinal;        // within the step
-    std::vector<float> start;    // weights of the start round, until the first Pull takes them
+    // Weights of the start round, for a Pull that comes before anything else: all members have the
+    // same ones.
+    std::vector<float> start;
   };
 
   struct Pending {
@@ -112,9 +114,11 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
 
   // session.cc
   absl::Status AdvanceStep() EXCLUDES(mutex_);
+  Samples UnusedThisStep() const REQUIRES(mutex_);
   void AccountStep() REQUIRES(mutex_);
+  void DropStartWeights() EXCLUDES(mutex_);
   // Waits for the answers up to `patience`, or not at all when it is 0.
-  absl::Status SendBoundary(Step first, Step last, Ticks patience);
+  absl::Status SendBoundary(Step first, Step last, Samples unused, Ticks patience);
   void ReturnUnused() EXCLUDES(mutex_);
   absl::Status CoverUntilGone() EXCLUDES(mutex_);
 

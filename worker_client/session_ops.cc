@@ -117,6 +117,7 @@ absl::StatusOr<uint64_t> SessionImpl::Issue(const OpRequest& request) {
     if (IsRound(request.kind)) ++tensor.next_ordinal;
     if (IsPush(request.kind)) {
       pushed_this_step_ = true;
+      if (tensor.ready) tensor.start = {};
       if (*tensor.id == plan_.lead_tensor) offered_this_step_ += request.options.samples.value();
     }
     pending->ops = ops;
@@ -199,6 +200,13 @@ bool SessionImpl::Settle(Pending& pending, ChunkOp& op, const absl::Status& stat
   pending.result.versions[op.index] = reply.version;
   if (pending.kind == FrameKind::kReduce) pending.result.samples = reply.samples;
   CountSamples(pending, op, outcome);
+  if (reply.status == FrameStatus::kDiscarded && op.header.kind == FrameKind::kPushPull) {
+    // The weights are owed all the same: without them all later gradients would be stale too.
+    op.header.kind = FrameKind::kPull;
+    op.header.samples = Samples(0);
+    op.payload = {};
+    return false;
+  }
   const bool weights_came = !op.out.empty() && reply.total == op.out.size();
   Tensor& tensor = tensors_[pending.tensor];
   if (weights_came && pending.kind != FrameKind::kReduce && op.index < tensor.bases.size()) {
@@ -245,7 +253,7 @@ absl::Status SessionImpl::FromReply(const Pending& pending, const ChunkOp& op) {
 void SessionImpl::CountSamples(const Pending& pending, const ChunkOp& op,
                                const absl::Status& status) {
   // A push counts where the owners count it: at the lead chunk.
-  if (!IsPush(pending.kind) || op.header.tensor != plan_.lead_tensor ||
+  if (!IsPush(op.header.kind) || op.header.tensor != plan_.lead_tensor ||
       op.header.chunk != ChunkIndex(0)) {
     return;
   }

@@ -26,7 +26,8 @@ absl::StatusOr<TensorState> SessionImpl::ReadState(TensorId tensor) {
     const ChunkRange& range = chunks[i].range;
     PACELINE_ASSIGN_OR_RETURN(ChunkState chunk, DecodeState(ops[i]->collected, range.length));
     state.versions.push_back(chunk.version);
-    if (i == 0) state.applied_steps = chunk.updates;
+    state.applied_steps.push_back(chunk.updates);
+    state.samples.push_back(chunk.samples);
     for (auto& [name, values] : chunk.arrays) {
       std::vector<float>& whole = state.slots[name];
       whole.resize(elements);
@@ -46,10 +47,13 @@ absl::Status SessionImpl::WriteState(TensorId tensor, const TensorState& state) 
     OpRequest request{FrameKind::kWriteState, tensor.value(), {}, {}, {}};
     PACELINE_RETURN_IF_ERROR(CheckTensor(request));
     const Tensor& held = tensors_[tensor.value()];
-    if (state.versions.size() != held.chunks.size()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("WriteState: tensor '", held.spec.name, "' has ", held.chunks.size(),
-                       " chunks, the state has versions of ", state.versions.size()));
+    const size_t chunks = held.chunks.size();
+    if (state.versions.size() != chunks || state.applied_steps.size() != chunks ||
+        state.samples.size() != chunks) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "WriteState: tensor '", held.spec.name, "' has ", chunks, " chunks, the state has ",
+          state.versions.size(), " versions, ", state.applied_steps.size(), " applied_steps and ",
+          state.samples.size(), " samples"));
     }
     for (const auto& [name, values] : state.slots) {
       if (values.size() != held.spec.elements()) {
@@ -73,7 +77,8 @@ absl::Status SessionImpl::WriteState(TensorId tensor, const TensorState& state) 
       const ChunkRange& range = held.chunks[i].range;
       ChunkState chunk;
       chunk.version = state.versions[i];
-      chunk.updates = state.applied_steps;
+      chunk.updates = state.applied_steps[i];
+      chunk.samples = state.samples[i];
       const auto part = [&range](const std::vector<float>& values) {
         return std::vector<float>(values.begin() + range.begin,
                                   values.begin() + range.begin + range.length);
@@ -91,7 +96,9 @@ absl::Status SessionImpl::WriteState(TensorId tensor, const TensorState& state) 
     pending_.emplace(id, std::move(pending));
   }
   for (auto& op : ops) links_->Issue(op);
-  return WaitFor(id).status();
+  PACELINE_RETURN_IF_ERROR(WaitFor(id).status());
+  DropStartWeights();
+  return absl::OkStatus();
 }
 
 }  // namespace paceline

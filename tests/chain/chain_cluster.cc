@@ -171,6 +171,23 @@ void RunWorkers(uint32_t count, const std::function<absl::Status(uint32_t index)
   }
 }
 
+absl::StatusOr<TensorId> PrepareTensor(Session& session, uint64_t elements, float value) {
+  PACELINE_ASSIGN_OR_RETURN(TensorId tensor,
+                            session.RegisterTensor({.name = "w", .shape = {elements}}));
+  PACELINE_RETURN_IF_ERROR(session.Init(tensor, std::vector<float>(elements, value)));
+  PACELINE_RETURN_IF_ERROR(session.WaitReady());
+  return tensor;
+}
+
+absl::Status TrainSteps(Session& session, TensorId tensor, uint64_t elements, int steps) {
+  std::vector<float> weights(elements);
+  for (int i = 0; i < steps; ++i) {
+    PACELINE_RETURN_IF_ERROR(PushPullAll(session, tensor, 1.0f, weights, Samples(1)).status());
+    PACELINE_RETURN_IF_ERROR(session.AtStepBoundary());
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<OperationResult> PushPullAll(Session& session, TensorId tensor, float value,
                                             std::vector<float>& weights, Samples samples) {
   const std::vector<float> gradient(weights.size(), value);

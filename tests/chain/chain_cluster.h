@@ -3,6 +3,7 @@
 // sanitizers see all of it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -94,6 +95,12 @@ JobSpec JobOf(const std::string& name, uint32_t workers, const std::string& grou
 
 // Runs `work(index)` on a thread each and joins them; each status that is not OK fails the test.
 void RunWorkers(uint32_t count, const std::function<absl::Status(uint32_t index)>& work);
+
+// Registers the tensor "w" with `elements` of `value` each, and waits until it can be used.
+absl::StatusOr<TensorId> PrepareTensor(Session& session, uint64_t elements, float value);
+
+// Steps in which every element's gradient is 1, of one sample.
+absl::Status TrainSteps(Session& session, TensorId tensor, uint64_t elements, int steps);
 
 // One PushPull of every element `value`, waited for.
 absl::StatusOr<OperationResult> PushPullAll(Session& session, TensorId tensor, float value,

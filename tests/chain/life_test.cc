@@ -13,31 +13,14 @@ namespace {
 
 constexpr uint32_t kElements = 3000;  // chunks of 1024 floats: two and a part
 
-// Registers one tensor of zeros and waits until it can be used.
-absl::StatusOr<TensorId> Prepare(Session& session) {
-  PACELINE_ASSIGN_OR_RETURN(TensorId tensor, session.RegisterTensor({"w", {kElements}}));
-  PACELINE_RETURN_IF_ERROR(session.Init(tensor, std::vector<float>(kElements, 0.0f)));
-  PACELINE_RETURN_IF_ERROR(session.WaitReady());
-  return tensor;
-}
-
-absl::Status TrainSteps(Session& session, TensorId tensor, int steps) {
-  std::vector<float> weights(kElements);
-  for (int i = 0; i < steps; ++i) {
-    PACELINE_RETURN_IF_ERROR(PushPullAll(session, tensor, 1.0f, weights, Samples(1)).status());
-    PACELINE_RETURN_IF_ERROR(session.AtStepBoundary());
-  }
-  return absl::OkStatus();
-}
-
 TEST(LifeTest, WorkersConnectTrainAndLeaveAgainAndAgain) {
   ChainCluster cluster(2);
   for (int round = 0; round < 8; ++round) {
     const JobSpec job = JobOf("life-" + std::to_string(round), 3, round % 2 ? "per-worker" : "2,1");
     RunWorkers(3, [&](uint32_t index) -> absl::Status {
       PACELINE_ASSIGN_OR_RETURN(auto session, cluster.Connect(job, index));
-      PACELINE_ASSIGN_OR_RETURN(TensorId tensor, Prepare(*session));
-      PACELINE_RETURN_IF_ERROR(TrainSteps(*session, tensor, 3));
+      PACELINE_ASSIGN_OR_RETURN(TensorId tensor, PrepareTensor(*session, kElements, 0.0f));
+      PACELINE_RETURN_IF_ERROR(TrainSteps(*session, tensor, kElements, 3));
       return session->Leave("done");
     });
     JobView view;
@@ -52,8 +35,9 @@ TEST(LifeTest, LeavesOneAfterTheOtherWhileTheRestTrain) {
   const JobSpec job = JobOf("shrinking", 4, "one");
   RunWorkers(4, [&](uint32_t index) -> absl::Status {
     PACELINE_ASSIGN_OR_RETURN(auto session, cluster.Connect(job, index));
-    PACELINE_ASSIGN_OR_RETURN(TensorId tensor, Prepare(*session));
-    PACELINE_RETURN_IF_ERROR(TrainSteps(*session, tensor, 5 + 5 * static_cast<int>(index)));
+    PACELINE_ASSIGN_OR_RETURN(TensorId tensor, PrepareTensor(*session, kElements, 0.0f));
+    PACELINE_RETURN_IF_ERROR(
+        TrainSteps(*session, tensor, kElements, 5 + 5 * static_cast<int>(index)));
     return session->Leave("done");
   });
 }
@@ -64,8 +48,8 @@ TEST(LifeTest, EndsWithoutLeaving) {
     const JobSpec job = JobOf("silent-" + std::to_string(round), 2, "per-worker");
     RunWorkers(2, [&](uint32_t index) -> absl::Status {
       PACELINE_ASSIGN_OR_RETURN(auto session, cluster.Connect(job, index));
-      PACELINE_ASSIGN_OR_RETURN(TensorId tensor, Prepare(*session));
-      return TrainSteps(*session, tensor, 2);
+      PACELINE_ASSIGN_OR_RETURN(TensorId tensor, PrepareTensor(*session, kElements, 0.0f));
+      return TrainSteps(*session, tensor, kElements, 2);
     });
   }
 }
@@ -80,7 +64,7 @@ TEST(LifeTest, EndsWithOperationsOutstanding) {
     RunWorkers(2, [&](uint32_t index) -> absl::Status {
       std::vector<float> gradient(kElements, 1.0f), weights(kElements);
       PACELINE_ASSIGN_OR_RETURN(auto session, cluster.Connect(job, index));
-      PACELINE_ASSIGN_OR_RETURN(TensorId tensor, Prepare(*session));
+      PACELINE_ASSIGN_OR_RETURN(TensorId tensor, PrepareTensor(*session, kElements, 0.0f));
       ready.arrive_and_wait();
       if (index == 1) return absl::OkStatus();
       OperationOptions options;
@@ -105,14 +89,14 @@ TEST(LifeTest, ComesBackUnderItsNameAgainAndAgain) {
   RunWorkers(2, [&](uint32_t index) -> absl::Status {
     if (index == 0) {
       PACELINE_ASSIGN_OR_RETURN(auto session, cluster.Connect(job, index));
-      PACELINE_ASSIGN_OR_RETURN(TensorId tensor, Prepare(*session));
-      while (!over) PACELINE_RETURN_IF_ERROR(TrainSteps(*session, tensor, 1));
+      PACELINE_ASSIGN_OR_RETURN(TensorId tensor, PrepareTensor(*session, kElements, 0.0f));
+      while (!over) PACELINE_RETURN_IF_ERROR(TrainSteps(*session, tensor, kElements, 1));
       return session->Leave("done");
     }
     for (int round = 0; round < 6; ++round) {
       PACELINE_ASSIGN_OR_RETURN(auto session, cluster.Connect(job, index));
-      PACELINE_ASSIGN_OR_RETURN(TensorId tensor, Prepare(*session));
-      PACELINE_RETURN_IF_ERROR(TrainSteps(*session, tensor, 2));
+      PACELINE_ASSIGN_OR_RETURN(TensorId tensor, PrepareTensor(*session, kElements, 0.0f));
+      PACELINE_RETURN_IF_ERROR(TrainSteps(*session, tensor, kElements, 2));
       if (round == 5) {
         PACELINE_RETURN_IF_ERROR(session->Leave("done"));
       }
@@ -133,10 +117,10 @@ TEST(LifeTest, LosesTheSchedulerWhileLeaving) {
   });
   RunWorkers(2, [&](uint32_t index) -> absl::Status {
     PACELINE_ASSIGN_OR_RETURN(auto session, cluster.Connect(job, index));
-    PACELINE_ASSIGN_OR_RETURN(TensorId tensor, Prepare(*session));
-    PACELINE_RETURN_IF_ERROR(TrainSteps(*session, tensor, 3));
+    PACELINE_ASSIGN_OR_RETURN(TensorId tensor, PrepareTensor(*session, kElements, 0.0f));
+    PACELINE_RETURN_IF_ERROR(TrainSteps(*session, tensor, kElements, 3));
     trained.arrive_and_wait();
-    if (index == 1) PACELINE_RETURN_IF_ERROR(TrainSteps(*session, tensor, 20));
+    if (index == 1) PACELINE_RETURN_IF_ERROR(TrainSteps(*session, tensor, kElements, 20));
     return session->Leave("done");
   });
   scheduler.join();

@@ -111,10 +111,10 @@ absl::Status TrainingLoop::Exchange(Samples samples) {
         operations.emplace_back(),
         session_.PushPull(tensors_[t], gradients_[t], result_.parameters[t], options));
   }
-  for (const Operation operation : operations) {
-    PACELINE_RETURN_IF_ERROR(session_.Wait(operation).status());
-  }
-  return absl::OkStatus();
+  // Also after an error: the session uses the memory of each until it is done.
+  absl::Status first;
+  for (const Operation operation : operations) first.Update(session_.Wait(operation).status());
+  return first;
 }
 
 void TrainingLoop::Report(const BatchResult& batch) {
@@ -158,10 +158,10 @@ absl::Status TrainingLoop::PullAll() {
     PACELINE_ASSIGN_OR_RETURN(operations.emplace_back(),
                               session_.Pull(tensors_[t], result_.parameters[t], {}));
   }
-  for (const Operation operation : operations) {
-    PACELINE_RETURN_IF_ERROR(session_.Wait(operation).status());
-  }
-  return absl::OkStatus();
+  // Also after an error: the session uses the memory of each until it is done.
+  absl::Status first;
+  for (const Operation operation : operations) first.Update(session_.Wait(operation).status());
+  return first;
 }
 
 // Whoever is still alive does this, with the same bits, so that the loss of no worker loses the
