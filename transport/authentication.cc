@@ -62,8 +62,29 @@ std::array<std::byte, kHelloBytes> HelloPayload(uint8_t role, const HandshakeNon
   return payload;
 }
 
-absl::Status CheckHelloPayload(std::span<const std::byte> payload) {
-  if (payload.size() != kHelloBytes) {
+void AppendOffer(std::vector<std::byte>& payload, const LocalOffer& offer) {
+  if (offer.socket.empty()) return;
+  PACELINE_CHECK(offer.socket.size() <= kMaxLocalSocket);
+  Append(payload, offer.boot);
+  Append(payload, AsBytes(offer.socket));
+}
+
+// What follows a well-formed Hello of a server.
+LocalOffer OfferIn(std::span<const std::byte> payload) {
+  LocalOffer offer;
+  const std::span<const std::byte> bytes = payload.subspan(kHelloBytes);
+  if (bytes.empty()) return offer;
+  std::ranges::copy(bytes.first(offer.boot.size()), offer.boot.begin());
+  const std::span<const std::byte> name = bytes.subspan(offer.boot.size());
+  offer.socket.assign(reinterpret_cast<const char*>(name.data()), name.size());
+  return offer;
+}
+
+absl::Status CheckHelloPayload(std::span<const std::byte> payload, bool of_server) {
+  const size_t more = payload.size() - std::min(payload.size(), kHelloBytes);
+  const bool offers = of_server && more > sizeof(LocalOffer::boot) &&
+                      more <= sizeof(LocalOffer::boot) + kMaxLocalSocket;
+  if (payload.size() < kHelloBytes || (more > 0 && !offers)) {
     return absl::InvalidArgumentError(
         absl::StrCat("Hello has ", payload.size(), " bytes, not ", kHelloBytes));
   }
@@ -166,8 +187,9 @@ void Handshake::Fail(absl::Status status, bool not_yet) {
   not_yet_ = not_yet;
 }
 
-ServerHandshake::ServerHandshake(const KeyStore* keys, const HandshakeNonce& nonce)
-    : keys_(keys), nonce_(nonce) {}
+ServerHandshake::ServerHandshake(const KeyStore* keys, const HandshakeNonce& nonce,
+                                 LocalOffer offer)
+    : keys_(keys), nonce_(nonce), offer_(std::move(offer)) {}
 
 void ServerHandshake::OnMalformed(const absl::Status& status) {
   Refuse(FrameStatus::kBadRequest, status);
@@ -193,7 +215,7 @@ void ServerHandshake::OnMessage(const Message& message) {
 }
 
 void ServerHandshake::OnHello(const Message& message) {
-  if (const absl::Status status = CheckHelloPayload(message.payload); !status.ok()) {
+  if (const absl::Status status = CheckHelloPayload(message.payload, false); !status.ok()) {
     return OnMalformed(status);
   }
   const auto role = std::to_integer<uint8_t>(message.payload[kHelloRoleAt]);
@@ -218,7 +240,10 @@ void ServerHandshake::OnHello(const Message& message) {
   header.reply = true;
   header.job = peer_.job;
   Append(transcript_, message.whole);
-  Append(transcript_, Emit(header, HelloPayload(0, nonce_)));
+  const auto hello = HelloPayload(0, nonce_);
+  std::vector<std::byte> payload(hello.begin(), hello.end());
+  AppendOffer(payload, offer_);
+  Append(transcript_, Emit(header, payload));
   greeted_ = true;
 }
 
@@ -237,8 +262,8 @@ void ServerHandshake::OnAuth(const Message& message) {
 }
 
 ClientHandshake::ClientHandshake(const PeerIdentity& self, const ChannelKey& key,
-                                 const HandshakeNonce& nonce)
-    : self_(self), key_(key) {
+                                 const HandshakeNonce& nonce, std::optional<BootId> here)
+    : self_(self), key_(key), here_(here) {
   FrameHeader header;
   header.kind = FrameKind::kHello;
   header.job = self.job;
@@ -256,9 +281,11 @@ void ClientHandshake::OnMessage(const Message& message) {
 }
 
 void ClientHandshake::OnHello(const Message& message) {
-  if (absl::Status status = CheckHelloPayload(message.payload); !status.ok()) {
+  if (absl::Status status = CheckHelloPayload(message.payload, true); !status.ok()) {
     return Fail(std::move(status));
   }
+  offer_ = OfferIn(message.payload);
+  if (here_ && !offer_.socket.empty() && offer_.boot == *here_) return GoElsewhere();
   Append(transcript_, message.whole);
   greeted_ = true;
   FrameHeader header;

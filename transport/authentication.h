@@ -17,7 +17,9 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -28,6 +30,19 @@
 namespace paceline {
 
 using HandshakeNonce = std::array<uint8_t, 32>;
+
+// What the system calls the time from its last start to its end; names a host.
+using BootId = std::array<std::byte, 16>;
+
+// Where a server can be met by peers on its own host: the boot it runs in and the name of a Unix
+// socket. Whoever answers there has to prove itself again, so it need not be proven.
+struct LocalOffer {
+  BootId boot{};
+  std::string socket;  // empty: nowhere
+
+  bool operator==(const LocalOffer&) const = default;
+};
+inline constexpr size_t kMaxLocalSocket = 64;
 inline constexpr size_t kMaxHandshakePayload = 256;
 
 // 32 bytes of the operating system's generator.
@@ -35,7 +50,8 @@ HandshakeNonce RandomNonce();
 
 class Handshake {
  public:
-  enum class State { kRunning, kDone, kFailed };
+  // kElsewhere: a client that looks for a way within its host was told one.
+  enum class State { kRunning, kDone, kFailed, kElsewhere };
   virtual ~Handshake() = default;
 
   // Takes the bytes at the front of `in` that belong to the handshake and says how many; what
@@ -64,6 +80,7 @@ class Handshake {
   // Adds a message to the output and gives its bytes, valid until the next call.
   std::span<const std::byte> Emit(FrameHeader header, std::span<const std::byte> payload);
   void Succeed() { state_ = State::kDone; }
+  void GoElsewhere() { state_ = State::kElsewhere; }
   void Fail(absl::Status status, bool not_yet = false);
 
  private:
@@ -80,8 +97,8 @@ class Handshake {
 
 class ServerHandshake final : public Handshake {
  public:
-  // `keys` is asked once, when the Hello has come.
-  ServerHandshake(const KeyStore* keys, const HandshakeNonce& nonce);
+  // `keys` is asked once, when the Hello has come. `offer` is told to every client that is known.
+  ServerHandshake(const KeyStore* keys, const HandshakeNonce& nonce, LocalOffer offer = {});
 
   // Who the client is; proven only in State::kDone.
   const PeerIdentity& peer() const { return peer_; }
@@ -95,6 +112,7 @@ class ServerHandshake final : public Handshake {
 
   const KeyStore* const keys_;
   const HandshakeNonce nonce_;
+  const LocalOffer offer_;
   bool greeted_ = false;
   PeerIdentity peer_;
   ChannelKey key_{};
@@ -103,7 +121,12 @@ class ServerHandshake final : public Handshake {
 
 class ClientHandshake final : public Handshake {
  public:
-  ClientHandshake(const PeerIdentity& self, const ChannelKey& key, const HandshakeNonce& nonce);
+  // `here`: the boot this process runs in. Stops when the server offers a way within the same.
+  ClientHandshake(const PeerIdentity& self, const ChannelKey& key, const HandshakeNonce& nonce,
+                  std::optional<BootId> here = std::nullopt);
+
+  // What the server offered, unproven.
+  const LocalOffer& offer() const { return offer_; }
 
  private:
   void OnMessage(const Message& message) override;
@@ -113,6 +136,8 @@ class ClientHandshake final : public Handshake {
 
   const PeerIdentity self_;
   const ChannelKey key_;
+  const std::optional<BootId> here_;
+  LocalOffer offer_;
   bool greeted_ = false;
   std::vector<std::byte> transcript_;
 };

@@ -101,7 +101,9 @@ class Channel {
   // handshake proves that the other end holds our key; frames are bound to the node of the first.
   virtual const PeerIdentity& peer() const = 0;
   virtual std::string peer_address() const = 0;
-  virtual std::string transport() const = 0;  // "tcp", "loopback"
+  virtual std::string transport() const = 0;  // "tcp", "shm", "loopback"
+  // Why it is this one: "same host", "another host".
+  virtual std::string transport_reason() const { return ""; }
   virtual ChannelStats stats() const = 0;
 };
 
@@ -125,6 +127,11 @@ class FrameSink {
 
   // A whole piece has come and its checksum holds. An error closes the channel with it.
   virtual absl::Status OnFrame(Channel& channel, const FrameHeader& header, Payload payload) = 0;
+
+  // Whether OnFrame takes bytes that the peer may change while they are read (shared memory): it
+  // reads each once, into memory of its own, and judges only what it copied. Else they are copied
+  // before OnFrame.
+  virtual bool AbsorbsInPlace() const { return false; }
 
   // Once per channel, after its last OnFrame.
   virtual void OnClosed(Channel& channel, const absl::Status& cause) = 0;
@@ -192,6 +199,10 @@ class Transport {
 };
 
 std::unique_ptr<Transport> NewTcpTransport(const TransportOptions& options);
+
+// tcp, and shared memory between peers on one host where both ends have this transport: a listener
+// has a Unix socket beside its port and tells those who dial it.
+std::unique_ptr<Transport> NewHostTransport(const TransportOptions& options);
 
 // In memory, for tests: addresses are names within one LoopbackNetwork. Same handshake, same
 // frames, same threads as tcp, no sockets.

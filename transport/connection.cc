@@ -42,6 +42,9 @@ Connection::Connection(Setup setup)
       io_(std::move(setup.io)),
       sink_(setup.sink),
       address_(setup.wire->peer_address()),
+      transport_(setup.wire->transport()),
+      arena_(std::move(setup.arena)),
+      reason_(std::move(setup.reason)),
       send_queue_(shared_->options.max_send_bytes),
       wire_(std::move(setup.wire)) {
   shared_->connections.fetch_add(1);
@@ -50,19 +53,19 @@ Connection::Connection(Setup setup)
 Connection::~Connection() = default;
 
 std::shared_ptr<Connection> Connection::Accepted(Setup setup, const KeyStore* keys,
-                                                 uint64_t listener) {
+                                                 uint64_t listener, const LocalOffer& offer) {
   std::shared_ptr<Connection> made(new Connection(std::move(setup)));
   made->listener_ = listener;
   made->phase_ = Phase::kHandshake;
-  made->handshake_ = std::make_unique<ServerHandshake>(keys, RandomNonce());
+  made->handshake_ = std::make_unique<ServerHandshake>(keys, RandomNonce(), offer);
   return made;
 }
 
 std::shared_ptr<Connection> Connection::Dialed(Setup setup, const PeerIdentity& self,
-                                               const ChannelKey& key,
+                                               const ChannelKey& key, std::optional<BootId> here,
                                                std::shared_ptr<DialResult> result) {
   std::shared_ptr<Connection> made(new Connection(std::move(setup)));
-  made->handshake_ = std::make_unique<ClientHandshake>(self, key, RandomNonce());
+  made->handshake_ = std::make_unique<ClientHandshake>(self, key, RandomNonce(), here);
   made->dial_ = std::move(result);
   made->peer_ = {.job = self.job, .node = {}, .incarnation = {}, .role = PeerRole::kServer};
   return made;
@@ -106,15 +109,18 @@ void Connection::Close(absl::Status cause) {
 }
 
 ChannelStats Connection::stats() const {
-  return {.bytes_in = bytes_in_.load(std::memory_order_relaxed),
-          .bytes_out = bytes_out_.load(std::memory_order_relaxed),
+  const uint64_t placed_in = arena_ != nullptr ? arena_->bytes_in() : 0;
+  const uint64_t placed_out = arena_ != nullptr ? arena_->bytes_out() : 0;
+  return {.bytes_in = bytes_in_.load(std::memory_order_relaxed) + placed_in,
+          .bytes_out = bytes_out_.load(std::memory_order_relaxed) + placed_out,
           .frames_in = frames_in_.load(std::memory_order_relaxed),
           .frames_out = frames_out_.load(std::memory_order_relaxed),
           .bytes_queued = send_queue_.queued_bytes()};
 }
 
 void Connection::OnEvent(const IoEvent& event) {
-  readable_ |= event.readable || event.failed;
+  process_ended_ |= event.peer;
+  readable_ |= event.readable || event.failed || event.peer;
   writable_ |= event.writable || event.failed;
   Run();
 }
@@ -168,6 +174,9 @@ void Connection::RunHandshake() {
     if (!FlushHandshake()) return;
     if (handshake_->state() == Handshake::State::kDone) return Open(beyond);
     if (handshake_->state() == Handshake::State::kFailed) return HandshakeFailed();
+    if (handshake_->state() == Handshake::State::kElsewhere) {
+      return Finish(AtPeer(absl::CancelledError("there is a way within this host")));
+    }
     if (!ReadHandshake(beyond)) return;
   }
 }
@@ -206,6 +215,7 @@ bool Connection::ReadHandshake(std::vector<std::byte>& beyond) {
     readable_ = false;
     return false;
   }
+  wire_->TakeDescriptors();  // not from those who have proven nothing
   const size_t taken = handshake_->Consume(std::span(bytes).first(*got));
   beyond.assign(bytes.begin() + static_cast<ptrdiff_t>(taken),
                 bytes.begin() + static_cast<ptrdiff_t>(*got));
@@ -241,22 +251,39 @@ void Connection::RunRefusing() {
 void Connection::Open(std::span<const std::byte> beyond) {
   io_->ClearTimer(token_);
   const bool dialed = dial_ != nullptr;
-  if (!dialed) peer_ = static_cast<const ServerHandshake&>(*handshake_).peer();
+  if (!dialed) {
+    peer_ = static_cast<const ServerHandshake&>(*handshake_).peer();
+  } else if (reason_.empty()) {
+    const LocalOffer& offer = static_cast<const ClientHandshake&>(*handshake_).offer();
+    reason_ = offer.socket.empty() ? "the server offers no shared memory" : "another host";
+  }
   handshake_.reset();
   handshake_out_ = {};
   reader_.emplace(this, sink_,
                   dialed ? IdentityCheck::OfServer(peer_.job) : IdentityCheck::OfClient(peer_),
-                  credit_, &stop_);
+                  credit_, &stop_, arena_);
   if (dialed && !std::exchange(dial_, nullptr)->Deliver({})) {
     return Finish(absl::CancelledError("nobody waits for this connection any more"));
   }
   phase_ = Phase::kOpen;
   StartLinkTimer();
+  if (arena_ != nullptr) OpenArena();
   if (!dialed) {
     shared_->accepted.fetch_add(1);
     sink_->OnAccepted(shared_from_this());
   }
   if (const absl::Status status = reader_->Inject(beyond); !status.ok()) ProtocolError(status);
+}
+
+void Connection::OpenArena() {
+  arena_->SetWake([weak = weak_from_this()] {
+    if (auto self = weak.lock()) self->io_->Schedule(self);
+  });
+  if (arena_->open()) {
+    wire_->PassDescriptor(arena_->descriptor());
+    send_queue_.PushControl(arena_->AnnounceFrame());
+  }
+  send_queue_.UseArena(arena_);
 }
 
 void Connection::StartLinkTimer() {
@@ -284,18 +311,41 @@ void Connection::ReadFrames() {
       const std::string position = reader_->Position();
       return Finish(AtPeer(position.empty() ? got.status() : Annotate(got.status(), position)));
     }
-    if (*got == 0) readable_ = false;
+    if (*got == 0) {
+      readable_ = false;
+      if (process_ended_) return Finish(AtPeer(wire_->CheckLink()));
+    }
+    if (arena_ != nullptr) TakeDescriptors();
+    const uint64_t placed = arena_ != nullptr ? arena_->bytes_in() : 0;
     total += *got;
     bytes_in_.fetch_add(*got, std::memory_order_relaxed);
     const absl::Status status = reader_->Received(*got);
     frames_in_.store(reader_->frames(), std::memory_order_relaxed);
     if (!status.ok()) return ProtocolError(status);
+    if (arena_ != nullptr) total += arena_->bytes_in() - placed;
+  }
+}
+
+void Connection::TakeDescriptors() {
+  for (FileDescriptor& descriptor : wire_->TakeDescriptors()) {
+    arena_->OnDescriptor(std::move(descriptor));
+  }
+}
+
+// Tickets go back with what is written anyway, or when many wait.
+void Connection::AddCredit() {
+  if (!arena_->CreditDue() && send_queue_.queued_bytes() == 0) return;
+  if (!send_queue_.AtBatchEnd()) return;
+  if (const std::optional<FrameHeader> credit = arena_->CreditFrame()) {
+    send_queue_.PushControl(*credit);
   }
 }
 
 void Connection::WriteFrames() {
   size_t total = 0;
   while (writable_ && !stop_.load(std::memory_order_relaxed)) {
+    const uint64_t placed = arena_ != nullptr ? arena_->bytes_out() : 0;
+    if (arena_ != nullptr) AddCredit();
     const std::span<const iovec> parts = send_queue_.Gather();
     if (parts.empty()) return;
     if (total >= kTurnBytes) {
@@ -309,6 +359,7 @@ void Connection::WriteFrames() {
       return;
     }
     total += *wrote;
+    if (arena_ != nullptr) total += arena_->bytes_out() - placed;
     bytes_out_.fetch_add(*wrote, std::memory_order_relaxed);
     frames_out_.fetch_add(send_queue_.Wrote(*wrote, completions_), std::memory_order_relaxed);
     Complete(completions_, absl::OkStatus());
@@ -345,7 +396,12 @@ void Connection::Finish(const absl::Status& cause) {
   if (phase_ == Phase::kClosed) return;
   const bool was_open = phase_ == Phase::kOpen;
   const std::shared_ptr<Connection> self = shared_from_this();
-  const bool not_yet = handshake_ != nullptr && handshake_->not_yet();
+  DialResult::Outcome outcome = {.status = cause};
+  if (handshake_ != nullptr) outcome.not_yet = handshake_->not_yet();
+  if (dial_ != nullptr && handshake_ != nullptr &&
+      handshake_->state() == Handshake::State::kElsewhere) {
+    outcome.offer = static_cast<const ClientHandshake&>(*handshake_).offer();
+  }
   phase_ = Phase::kClosed;
   stop_.store(true);
   io_->Remove(token_);
@@ -354,13 +410,13 @@ void Connection::Finish(const absl::Status& cause) {
   send_queue_.Close(cause, completions_);
   Complete(completions_, cause);
   if (dial_ != nullptr) {
-    std::exchange(dial_, nullptr)->Deliver({.status = cause, .not_yet = not_yet});
+    std::exchange(dial_, nullptr)->Deliver(std::move(outcome));
   }
   if (was_open) sink_->OnClosed(*this, cause);
 }
 
 absl::Status Connection::AtPeer(const absl::Status& status) const {
-  return Annotate(status, absl::StrCat(shared_->name, " ", address_));
+  return Annotate(status, absl::StrCat(transport_, " ", address_));
 }
 
 }  // namespace paceline

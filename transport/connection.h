@@ -1,5 +1,5 @@
-// A channel over a wire: connect, handshake, frames in both directions, close. Shared by tcp and
-// loopback.
+// A channel over a wire: connect, handshake, frames in both directions, close. Shared by tcp,
+// shared memory and loopback.
 #pragma once
 
 #include <atomic>
@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "common/runtime/log.h"
 #include "common/runtime/mutex.h"
+#include "transport/arena_link.h"
 #include "transport/authentication.h"
 #include "transport/channel.h"
 #include "transport/frame_reader.h"
@@ -26,14 +27,12 @@ namespace paceline {
 // What the connections of one transport share.
 // Thread rule: any thread.
 struct TransportShared {
-  TransportShared(const TransportOptions& options, std::string name)
+  explicit TransportShared(const TransportOptions& options)
       : options(options),
-        name(std::move(name)),
         pool(std::make_shared<BufferPool>(16 * std::max(1u, options.io_threads))),
         log("transport", 10) {}
 
   const TransportOptions options;
-  const std::string name;  // "tcp", "loopback"
   const std::shared_ptr<BufferPool> pool;
   LogLimiter log;
   std::atomic<uint32_t> connections = 0;
@@ -50,6 +49,8 @@ class DialResult {
   struct Outcome {
     absl::Status status;
     bool not_yet = false;  // the server does not know us yet
+    std::optional<LocalOffer> offer =
+        std::nullopt;  // nothing was opened: there is a way within this host
   };
   // False when nobody waits any more: the connection must end without a word to the sink.
   bool Deliver(Outcome outcome) EXCLUDES(mutex_);
@@ -72,10 +73,14 @@ class Connection final : public Channel,
     std::shared_ptr<IoThread> io;
     std::unique_ptr<Wire> wire;
     FrameSink* sink = nullptr;
+    std::shared_ptr<ArenaLink> arena = nullptr;  // on shared memory
+    std::string reason = {};                     // why this transport
   };
-  static std::shared_ptr<Connection> Accepted(Setup setup, const KeyStore* keys, uint64_t listener);
+  static std::shared_ptr<Connection> Accepted(Setup setup, const KeyStore* keys, uint64_t listener,
+                                              const LocalOffer& offer);
+  // `here`: a way within this host is looked for.
   static std::shared_ptr<Connection> Dialed(Setup setup, const PeerIdentity& self,
-                                            const ChannelKey& key,
+                                            const ChannelKey& key, std::optional<BootId> here,
                                             std::shared_ptr<DialResult> result);
   ~Connection() override;
 
@@ -93,7 +98,8 @@ class Connection final : public Channel,
   void Close(absl::Status cause) override EXCLUDES(mutex_);
   const PeerIdentity& peer() const override { return peer_; }
   std::string peer_address() const override { return address_; }
-  std::string transport() const override { return shared_->name; }
+  std::string transport() const override { return transport_; }
+  std::string transport_reason() const override { return reason_; }
   ChannelStats stats() const override;
 
   // IoHandler.
@@ -118,6 +124,9 @@ class Connection final : public Channel,
   void Open(std::span<const std::byte> beyond);
   void ReadFrames();
   void WriteFrames();
+  void TakeDescriptors();
+  void OpenArena();
+  void AddCredit();
   void Complete(std::vector<Completion>& completions, const absl::Status& status);
   void RunRejected() EXCLUDES(mutex_);
   void ProtocolError(const absl::Status& status);
@@ -129,8 +138,12 @@ class Connection final : public Channel,
   const std::shared_ptr<IoThread> io_;
   FrameSink* const sink_;
   const std::string address_;
+  const std::string transport_;
+  const std::shared_ptr<ArenaLink> arena_;  // null: no shared memory
   uint64_t listener_ = 0;
-  PeerIdentity peer_;  // set before the channel is handed out
+  // Set before the channel is handed out.
+  PeerIdentity peer_;
+  std::string reason_;
 
   SendQueue send_queue_;
   std::shared_ptr<ReceiveCredit> credit_;
@@ -151,6 +164,7 @@ class Connection final : public Channel,
   uint64_t token_ = 0;
   bool readable_ = false;
   bool writable_ = false;
+  bool process_ended_ = false;  // the peer's; what it wrote is still read
   std::unique_ptr<Handshake> handshake_;
   std::vector<std::byte> handshake_out_;
   size_t handshake_written_ = 0;

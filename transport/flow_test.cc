@@ -252,7 +252,7 @@ TEST_P(FlowTest, SmallPayloadsAreChargedWhatTheyTake) {
   EXPECT_EQ(sink_.Frames(), 101u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Over, FlowTest, testing::Values("tcp", "loopback"),
+INSTANTIATE_TEST_SUITE_P(Over, FlowTest, testing::Values("tcp", "loopback", "shm"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

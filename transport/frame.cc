@@ -46,7 +46,10 @@ enum Position : size_t {
   kAtLength = 136,
   kAtReserved2 = 140,
   kAtChecksum = 144,
-  kAtReserved3 = 152,
+  kAtPlacementOffset = 152,
+  kAtPlacementArena = 160,
+  kAtPlacementTicket = 164,
+  kAtReserved3 = 168,
   kAtHeaderChecksum = 184,
 };
 
@@ -134,6 +137,11 @@ absl::Status CheckExtent(const FrameHeader& header) {
   if (header.length == 0 && header.total != 0) {
     return Bad("an empty piece of a message of ", header.total, " bytes");
   }
+  const Placement& placement = header.placement;
+  if (placement.arena == 0 && header.kind != FrameKind::kCredit &&
+      (placement.offset != 0 || placement.ticket != 0)) {
+    return Bad("place ", placement.offset, " of ticket ", placement.ticket, " in no arena");
+  }
   return absl::OkStatus();
 }
 
@@ -179,6 +187,10 @@ std::string_view Name(FrameKind kind) {
       return "Refuse";
     case FrameKind::kHeartbeat:
       return "Heartbeat";
+    case FrameKind::kArena:
+      return "Arena";
+    case FrameKind::kCredit:
+      return "Credit";
   }
   return "?";
 }
@@ -254,6 +266,9 @@ void EncodeHeader(const FrameHeader& header, EncodedHeader& out) {
   Put<uint64_t>(out, kAtOffset, header.offset);
   Put<uint32_t>(out, kAtLength, header.length);
   Put<uint64_t>(out, kAtChecksum, header.checksum);
+  Put<uint64_t>(out, kAtPlacementOffset, header.placement.offset);
+  Put<uint32_t>(out, kAtPlacementArena, header.placement.arena);
+  Put<uint32_t>(out, kAtPlacementTicket, header.placement.ticket);
   Put<uint64_t>(out, kAtHeaderChecksum, Checksum(std::span(out).first(kAtHeaderChecksum)));
 }
 
@@ -291,6 +306,9 @@ absl::StatusOr<FrameHeader> DecodeHeader(std::span<const std::byte> bytes) {
   header.offset = Get<uint64_t>(bytes, kAtOffset);
   header.length = Get<uint32_t>(bytes, kAtLength);
   header.checksum = Get<uint64_t>(bytes, kAtChecksum);
+  header.placement = {.arena = Get<uint32_t>(bytes, kAtPlacementArena),
+                      .ticket = Get<uint32_t>(bytes, kAtPlacementTicket),
+                      .offset = Get<uint64_t>(bytes, kAtPlacementOffset)};
   PACELINE_RETURN_IF_ERROR(CheckExtent(header));
   return header;
 }

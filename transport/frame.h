@@ -46,6 +46,8 @@ enum class FrameKind : uint8_t {
   kPeerPiece = 17,
   kRefuse = 18,
   kHeartbeat = 19,
+  kArena = 20,   // shared memory: a descriptor comes along
+  kCredit = 21,  // shared memory: tickets given back
 };
 std::string_view Name(FrameKind kind);
 
@@ -68,6 +70,16 @@ enum class FrameStatus : uint8_t {
   kDenied = 14,  // handshake: the key is wrong or the identity was never known
 };
 std::string_view Name(FrameStatus status);
+
+// Where the payload of a piece is when it does not follow its header: in memory that both ends have
+// mapped (transport/arena_link.h).
+struct Placement {
+  uint32_t arena = 0;   // which; 0: the payload follows in the stream
+  uint32_t ticket = 0;  // given back by the receiver when it is done with the bytes
+  uint64_t offset = 0;  // in the arena. Arena: its size. Credit: a bit for each ticket
+
+  bool operator==(const Placement&) const = default;
+};
 
 struct FrameHeader {
   FrameKind kind = FrameKind::kHeartbeat;
@@ -95,6 +107,8 @@ struct FrameHeader {
   uint64_t offset = 0;    // of this piece in it
   uint32_t length = 0;    // of this piece
   uint64_t checksum = 0;  // XXH3-64 of the payload of this piece; filled by the channel
+  Placement
+      placement;  // on shared memory only; filled by the channel, which then leaves checksum 0
 
   bool operator==(const FrameHeader&) const = default;
 };
@@ -107,7 +121,8 @@ void EncodeHeader(const FrameHeader& header, EncodedHeader& out);
 
 // InvalidArgument naming the field and value: magic, version, header length, header checksum,
 // kind, status, dtype, reserved bytes, length > kMaxPieceBytes, total > kMaxMessageBytes,
-// offset + length > total (no overflow), an empty piece of a message that has bytes.
+// offset + length > total (no overflow), an empty piece of a message that has bytes, a placement
+// without an arena.
 // Total: any bytes of any length give a header or an error.
 absl::StatusOr<FrameHeader> DecodeHeader(std::span<const std::byte> bytes);
 

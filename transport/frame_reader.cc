@@ -43,12 +43,14 @@ absl::Status IdentityCheck::Check(const FrameHeader& header) {
 }
 
 FrameReader::FrameReader(Channel* channel, FrameSink* sink, IdentityCheck identity,
-                         std::shared_ptr<ReceiveCredit> credit, const std::atomic<bool>* stop)
+                         std::shared_ptr<ReceiveCredit> credit, const std::atomic<bool>* stop,
+                         std::shared_ptr<ArenaLink> arena)
     : channel_(channel),
       sink_(sink),
       identity_(std::move(identity)),
       credit_(std::move(credit)),
-      stop_(stop) {}
+      stop_(stop),
+      arena_(std::move(arena)) {}
 
 FrameReader::~FrameReader() {
   if (state_ == State::kPayload) credit_->Return(header_.length, std::move(buffer_));
@@ -125,7 +127,15 @@ absl::Status FrameReader::TakeHeader() {
     return absl::InvalidArgumentError(
         absl::StrCat(std::string(Name(header_.kind)), " after the handshake"));
   }
+  if (header_.kind == FrameKind::kArena || header_.kind == FrameKind::kCredit) {
+    return TakeControl();
+  }
   PACELINE_RETURN_IF_ERROR(identity_.Check(header_));
+  if (header_.placement.arena != 0 && (arena_ == nullptr || header_.length == 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a payload of ", header_.length, " bytes in arena ", header_.placement.arena,
+                     arena_ == nullptr ? " on a channel without shared memory" : ""));
+  }
   if (header_.length > 0) {
     state_ = State::kCredit;
     return absl::OkStatus();
@@ -137,6 +147,17 @@ absl::Status FrameReader::TakeHeader() {
   return sink_->OnFrame(*channel_, header_, Payload());
 }
 
+// Frames of the connection itself: no node speaks in them and no sink sees them.
+absl::Status FrameReader::TakeControl() {
+  if (arena_ == nullptr || header_.length != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        std::string(Name(header_.kind)), " of ", header_.length, " bytes",
+        arena_ == nullptr ? " on a channel without shared memory" : ", it has no payload"));
+  }
+  return header_.kind == FrameKind::kArena ? arena_->OnArena(header_)
+                                           : arena_->OnCredit(header_.placement.offset);
+}
+
 absl::Status FrameReader::BeginPayload() {
   absl::StatusOr<std::span<std::byte>> named = sink_->OnHeader(*channel_, header_);
   if (!named.ok()) {
@@ -144,6 +165,10 @@ absl::Status FrameReader::BeginPayload() {
     return named.status();
   }
   PACELINE_CHECK(named->empty() || named->size() == header_.length);
+  if (header_.placement.arena != 0) {
+    state_ = State::kHeader;
+    return TakePlaced(*named);
+  }
   if (named->empty()) {
     buffer_ = credit_->Buffer(header_.length);
     destination_ = std::span(buffer_.get(), header_.length);
@@ -162,6 +187,33 @@ absl::Status FrameReader::EndPayload() {
     return absl::DataLossError(absl::StrCat(
         "checksum of ", std::string(Name(header_.kind)), " piece at offset ", header_.offset,
         " is 0x", absl::Hex(header_.checksum), ", its bytes give 0x", absl::Hex(sum)));
+  }
+  ++frames_;
+  return sink_->OnFrame(*channel_, header_, std::move(payload));
+}
+
+// The payload is in memory that the peer may write: it reaches a sink that does not know how to
+// take that only as a copy.
+absl::Status FrameReader::TakePlaced(std::span<std::byte> named) {
+  const absl::StatusOr<std::span<const std::byte>> placed = arena_->Take(header_);
+  if (!placed.ok()) {
+    credit_->Return(header_.length, nullptr);
+    return placed.status();
+  }
+  const uint32_t ticket = header_.placement.ticket;
+  header_.placement = {};
+  Payload payload;
+  if (named.empty() && sink_->AbsorbsInPlace()) {
+    payload = arena_->Hold(ticket, credit_->Wrap(*placed, nullptr));
+  } else {
+    AlignedBytes buffer;
+    if (named.empty()) {
+      buffer = credit_->Buffer(header_.length);
+      named = std::span(buffer.get(), header_.length);
+    }
+    std::memcpy(named.data(), placed->data(), placed->size());
+    arena_->Release(ticket);
+    payload = credit_->Wrap(named, std::move(buffer));
   }
   ++frames_;
   return sink_->OnFrame(*channel_, header_, std::move(payload));

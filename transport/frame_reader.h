@@ -15,6 +15,7 @@
 #include <span>
 
 #include "absl/status/status.h"
+#include "transport/arena_link.h"
 #include "transport/channel.h"
 #include "transport/frame.h"
 #include "transport/receive_credit.h"
@@ -38,9 +39,11 @@ class IdentityCheck {
 
 class FrameReader {
  public:
-  // `stop`: set when the channel was told to close; no frame is handed over from then on.
+  // `stop`: set when the channel was told to close; no frame is handed over from then on. `arena`:
+  // on shared memory; else null, and frames that speak of one are refused.
   FrameReader(Channel* channel, FrameSink* sink, IdentityCheck identity,
-              std::shared_ptr<ReceiveCredit> credit, const std::atomic<bool>* stop);
+              std::shared_ptr<ReceiveCredit> credit, const std::atomic<bool>* stop,
+              std::shared_ptr<ArenaLink> arena = nullptr);
   ~FrameReader();
 
   // Where the next bytes go; empty while it waits for credit.
@@ -63,8 +66,10 @@ class FrameReader {
 
   absl::Status Process();
   absl::Status TakeHeader();
+  absl::Status TakeControl();
   absl::Status BeginPayload();
   absl::Status EndPayload();
+  absl::Status TakePlaced(std::span<std::byte> named);
   size_t staged() const { return staged_end_ - staged_begin_; }
 
   Channel* const channel_;
@@ -72,6 +77,7 @@ class FrameReader {
   IdentityCheck identity_;
   const std::shared_ptr<ReceiveCredit> credit_;
   const std::atomic<bool>* const stop_;
+  const std::shared_ptr<ArenaLink> arena_;
 
   State state_ = State::kHeader;
   FrameHeader header_;

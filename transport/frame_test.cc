@@ -39,6 +39,7 @@ FrameHeader Example() {
   header.offset = 0x00040000;
   header.length = 0x0003f1f2;
   header.checksum = 0xf1f2f3f4f5f6f7f8;
+  header.placement = {.arena = 0x1a1b1c1d, .ticket = 0x2a2b2c2d, .offset = 0x3132333435363738};
   return header;
 }
 
@@ -63,7 +64,8 @@ constexpr uint8_t kGolden[184] = {
     0x00, 0x00, 0x04, 0x00, 0, 0, 0, 0,                               // 128 offset
     0xf2, 0xf1, 0x03, 0x00,  0, 0, 0, 0,                              // 136 length, reserved
     0xf8, 0xf7, 0xf6, 0xf5, 0xf4, 0xf3, 0xf2, 0xf1,                   // 144 payload checksum
-    0, 0, 0, 0, 0, 0, 0, 0,  0, 0, 0, 0, 0, 0, 0, 0,                  // 152 reserved
+    0x38, 0x37, 0x36, 0x35, 0x34, 0x33, 0x32, 0x31,                   // 152 place in the arena
+    0x1d, 0x1c, 0x1b, 0x1a,  0x2d, 0x2c, 0x2b, 0x2a,                  // 160 arena, ticket
     0, 0, 0, 0, 0, 0, 0, 0,  0, 0, 0, 0, 0, 0, 0, 0,                  // 168 reserved
 };
 // clang-format on
@@ -133,12 +135,16 @@ TEST(Frame, ErrorsNameFieldAndValue) {
   EXPECT_NE(ErrorAfterPutting(4, {9}, empty).find("wire version is 9"), std::string::npos);
   EXPECT_NE(ErrorAfterPutting(6, {0, 1}, empty).find("header length is 256"), std::string::npos);
   EXPECT_NE(ErrorAfterPutting(5, {0}, empty).find("unknown kind 0"), std::string::npos);
-  EXPECT_NE(ErrorAfterPutting(5, {20}, empty).find("unknown kind 20"), std::string::npos);
+  EXPECT_NE(ErrorAfterPutting(5, {22}, empty).find("unknown kind 22"), std::string::npos);
   EXPECT_NE(ErrorAfterPutting(8, {2}, empty).find("flags are 0x2"), std::string::npos);
   EXPECT_NE(ErrorAfterPutting(10, {200}, empty).find("unknown status 200"), std::string::npos);
   EXPECT_NE(ErrorAfterPutting(11, {0}, empty).find("unknown dtype 0"), std::string::npos);
   EXPECT_NE(ErrorAfterPutting(14, {1}, empty).find("reserved byte 14"), std::string::npos);
   EXPECT_NE(ErrorAfterPutting(143, {1}, empty).find("reserved byte 143"), std::string::npos);
+  EXPECT_NE(ErrorAfterPutting(152, {5}, empty).find("place 5 of ticket 0 in no arena"),
+            std::string::npos);
+  EXPECT_NE(ErrorAfterPutting(164, {5}, empty).find("place 0 of ticket 5 in no arena"),
+            std::string::npos);
   EXPECT_NE(ErrorAfterPutting(183, {1}, empty).find("reserved byte 183"), std::string::npos);
 }
 

@@ -39,6 +39,7 @@ class HostileTest : public testing::TestWithParam<std::string> {
   void Listen(const TransportOptions& options) {
     keys_.Set(self_, key_);
     keys_.Set(good_, key_);
+    fabric_.Know(self_, key_);
     server_ = fabric_.New(options);
     client_ = fabric_.New();
     auto listener = server_->Listen(fabric_.AnyAddress(), &sink_, &keys_);
@@ -218,7 +219,7 @@ TEST_P(HostileTest, AServerThatNeverAnswersIsADeadlineThatNamesAddressAndTime) {
   listener->reset();
 }
 
-INSTANTIATE_TEST_SUITE_P(Over, HostileTest, testing::Values("tcp", "loopback"),
+INSTANTIATE_TEST_SUITE_P(Over, HostileTest, testing::Values("tcp", "loopback", "shm"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

@@ -77,7 +77,7 @@ class LoopbackTransport final : public Transport {
                                                    const KeyStore* keys) override {
     const uint64_t id = core_->NewListener();
     auto acceptor = std::make_shared<LoopbackAcceptor>(
-        core_, TransportCore::Acceptance{.listener = id, .sink = sink, .keys = keys});
+        core_, TransportCore::Acceptance{.listener = id, .sink = sink, .keys = keys, .offer = {}});
     PACELINE_ASSIGN_OR_RETURN(
         std::string name, network_->Listen(address, [acceptor](std::shared_ptr<LoopbackPipe> in,
                                                                std::shared_ptr<LoopbackPipe> out,
@@ -94,7 +94,8 @@ class LoopbackTransport final : public Transport {
     const TransportCore::MakeWire way = [&](IoThread& io) {
       return network_->Dial(address, std::static_pointer_cast<LoopbackPoller>(io.poller()));
     };
-    return core_->Dial(address, {way}, self, key, sink, deadline);
+    return core_->Dial(address, {.streams = {way}, .here = std::nullopt, .local = nullptr}, self,
+                       key, sink, deadline);
   }
 
   TransportStats stats() const override { return core_->stats(); }

@@ -77,6 +77,7 @@ class LoopbackWire final : public Wire {
   void ShutdownWrite() override { out_->CloseWriter(); }
   absl::Status CheckLink() override { return absl::OkStatus(); }
   const std::string& peer_address() const override { return peer_address_; }
+  std::string_view transport() const override { return "loopback"; }
 
  private:
   const std::shared_ptr<LoopbackPoller> poller_;

@@ -69,29 +69,51 @@ std::span<const iovec> SendQueue::Gather() {
   return std::span(parts_).subspan(part_begin_, part_end_ - part_begin_);
 }
 
+void SendQueue::PushControl(const FrameHeader& header) {
+  PACELINE_CHECK(control_.size() < kMaxControl);
+  control_.push_back(header);
+}
+
 void SendQueue::CutBatch() {
   piece_begin_ = piece_end_ = 0;
   size_t bytes = 0;
+  for (size_t i = 0; i < control_.size(); ++i) {
+    pieces_[piece_end_++] = {.unwritten = kFrameHeaderBytes};
+  }
   MutexLock lock(&mutex_);
   while (!heap_.empty() && piece_end_ < kMaxBatchPieces) {
     const uint32_t slot = heap_.front().slot;
-    Message& message = slots_[slot];
-    const uint64_t left = message.header.total - message.next_offset;
-    const auto length = static_cast<uint32_t>(std::min<uint64_t>(left, kMaxPieceBytes));
-    if (piece_end_ > 0 && bytes + length > kMaxPieceBytes) break;
-    bytes += length;
-    pieces_[piece_end_++] = {.message = &message,
-                             .slot = slot,
-                             .offset = message.next_offset,
-                             .length = length,
-                             .last = left == length,
-                             .unwritten = kFrameHeaderBytes + length};
-    message.next_offset += length;
-    if (left == length) {
+    const std::optional<Piece> piece = CutPiece(slot, bytes);
+    if (!piece) break;
+    bytes += piece->length;
+    pieces_[piece_end_++] = *piece;
+    slots_[slot].next_offset += piece->length;
+    if (piece->last) {
       std::pop_heap(heap_.begin(), heap_.end());
       heap_.pop_back();
     }
   }
+}
+
+// The next piece of the message in `slot`; empty when it does not fit into the batch any more or
+// has to wait for a ticket.
+std::optional<SendQueue::Piece> SendQueue::CutPiece(uint32_t slot, size_t bytes_so_far) {
+  Message& message = slots_[slot];
+  const uint64_t left = message.header.total - message.next_offset;
+  Piece piece = {.message = &message,
+                 .slot = slot,
+                 .offset = message.next_offset,
+                 .length = static_cast<uint32_t>(std::min<uint64_t>(left, kMaxPieceBytes))};
+  if (bytes_so_far > 0 && bytes_so_far + piece.length > kMaxPieceBytes) return std::nullopt;
+  piece.last = left == piece.length;
+  piece.unwritten = kFrameHeaderBytes;
+  if (arena_ != nullptr && arena_->open() && piece.length > ArenaLink::kMaxInlineBytes) {
+    piece.ticket = arena_->TakeTicket();
+    if (!piece.ticket) return std::nullopt;
+  } else {
+    piece.unwritten += piece.length;
+  }
+  return piece;
 }
 
 // Outside the lock: checksums take a while, and only this thread touches what was cut.
@@ -99,22 +121,32 @@ void SendQueue::EncodeBatch() {
   part_begin_ = part_end_ = 0;
   for (size_t i = piece_begin_; i < piece_end_; ++i) {
     const Piece& piece = pieces_[i];
+    parts_[part_end_++] = {.iov_base = headers_[i].data(), .iov_len = kFrameHeaderBytes};
+    if (piece.message == nullptr) {
+      FrameHeader header = control_[i];
+      header.checksum = Checksum({});
+      EncodeHeader(header, headers_[i]);
+      continue;
+    }
     const std::span<const std::byte> payload =
         piece.message->payload.subspan(piece.offset, piece.length);
     FrameHeader header = piece.message->header;
     header.offset = piece.offset;
     header.length = piece.length;
-    header.checksum = Checksum(payload);
+    if (piece.ticket) {
+      header.placement = arena_->Put(*piece.ticket, payload);
+    } else {
+      header.checksum = Checksum(payload);
+    }
     EncodeHeader(header, headers_[i]);
-    parts_[part_end_++] = {.iov_base = headers_[i].data(), .iov_len = kFrameHeaderBytes};
-    if (payload.empty()) continue;
+    if (payload.empty() || piece.ticket) continue;
     parts_[part_end_++] = {.iov_base = const_cast<std::byte*>(payload.data()),
                            .iov_len = payload.size()};
   }
+  control_.clear();
 }
 
 uint64_t SendQueue::Wrote(size_t bytes, std::vector<Channel::Completion>& finished) {
-  queued_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
   for (size_t left = bytes; left > 0;) {
     PACELINE_CHECK(part_begin_ < part_end_);
     iovec& part = parts_[part_begin_];
@@ -130,8 +162,10 @@ uint64_t SendQueue::Wrote(size_t bytes, std::vector<Channel::Completion>& finish
     const size_t n = std::min(bytes, piece.unwritten);
     piece.unwritten -= n;
     bytes -= n;
+    if (piece.message != nullptr) queued_bytes_.fetch_sub(n, std::memory_order_relaxed);
     if (piece.unwritten > 0) break;
     ++frames;
+    if (piece.ticket) queued_bytes_.fetch_sub(piece.length, std::memory_order_relaxed);
     if (!piece.last) continue;
     finished.push_back(std::move(piece.message->done));
     MutexLock lock(&mutex_);

@@ -4,6 +4,9 @@
 // ones, each batch one vectored write. What is in a batch is committed; a more urgent message goes
 // before everything else. So an urgent message waits for at most one batch.
 //
+// Over shared memory the payloads of all but small pieces go into the arena and only their headers
+// are written; without a ticket the queue waits for one.
+//
 // Thread rule: Push and queued_bytes from any thread, the rest from the channel's I/O thread.
 #pragma once
 
@@ -13,11 +16,15 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <memory>
+#include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "common/runtime/mutex.h"
+#include "transport/arena_link.h"
 #include "transport/channel.h"
 #include "transport/frame.h"
 
@@ -26,13 +33,22 @@ namespace paceline {
 class SendQueue {
  public:
   static constexpr size_t kMaxBatchPieces = 64;
+  static constexpr size_t kMaxControl = 2;
 
   explicit SendQueue(uint64_t max_bytes) : max_bytes_(max_bytes) {}
+
+  // From now on, in the I/O thread.
+  void UseArena(std::shared_ptr<ArenaLink> arena) { arena_ = std::move(arena); }
+  // A frame of the connection itself; before everything else. At most kMaxControl wait.
+  void PushControl(const FrameHeader& header);
 
   // Takes `done` only when OK. InvalidArgument: payload larger than a message may be.
   // ResourceExhausted: the bound would be exceeded. After Close: its cause.
   absl::Status Push(const FrameHeader& header, std::span<const std::byte> payload, int32_t priority,
                     Channel::Completion& done) EXCLUDES(mutex_);
+
+  // What Gather gave is written whole; control frames come before what is gathered next.
+  bool AtBatchEnd() const { return part_begin_ == part_end_ && control_.size() < kMaxControl; }
 
   // What is to be written next; empty when nothing waits. The same bytes until Wrote.
   std::span<const iovec> Gather() EXCLUDES(mutex_);
@@ -69,10 +85,12 @@ class SendQueue {
     uint64_t offset = 0;
     uint32_t length = 0;
     bool last = false;
+    std::optional<uint32_t> ticket = std::nullopt;  // its payload goes into the arena
     size_t unwritten = 0;
   };
 
   void CutBatch() EXCLUDES(mutex_);
+  std::optional<Piece> CutPiece(uint32_t slot, size_t bytes_so_far) REQUIRES(mutex_);
   void EncodeBatch();
   uint32_t TakeSlot() REQUIRES(mutex_);
   void FreeSlot(uint32_t slot) REQUIRES(mutex_);
@@ -87,7 +105,10 @@ class SendQueue {
   uint64_t next_order_ GUARDED_BY(mutex_) = 0;
   absl::Status closed_ GUARDED_BY(mutex_);
 
-  // The batch; I/O thread only.
+  // I/O thread only.
+  std::shared_ptr<ArenaLink> arena_;
+  std::vector<FrameHeader> control_;
+  // The batch.
   std::array<Piece, kMaxBatchPieces> pieces_;
   size_t piece_begin_ = 0;
   size_t piece_end_ = 0;

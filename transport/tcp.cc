@@ -1,10 +1,12 @@
-// The tcp transport: the shared machinery over sockets.
+// The tcp transport, with and without shared memory within the host: the shared machinery over
+// sockets.
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +17,7 @@
 #include "transport/tcp_address.h"
 #include "transport/tcp_wire.h"
 #include "transport/transport_core.h"
+#include "transport/unix_wire.h"
 
 namespace paceline {
 namespace {
@@ -26,17 +29,17 @@ std::shared_ptr<EpollPoller> PollerOf(const IoThread& io) {
   return std::static_pointer_cast<EpollPoller>(io.poller());
 }
 
-// Takes connections from a listening socket. I/O thread only.
-class TcpAcceptor final : public IoHandler {
+// Takes connections from a listening socket, of the network or within the host. I/O thread only.
+class Acceptor final : public IoHandler {
  public:
-  TcpAcceptor(TransportCore* core, FileDescriptor socket, TransportCore::Acceptance acceptance,
-              std::string address)
+  Acceptor(TransportCore* core, FileDescriptor socket, TransportCore::Acceptance acceptance,
+           std::string address)
       : core_(core),
         socket_(std::move(socket)),
-        acceptance_(acceptance),
+        acceptance_(std::move(acceptance)),
         address_(std::move(address)) {}
 
-  absl::Status Start(const std::shared_ptr<TcpAcceptor>& self) {
+  absl::Status Start(const std::shared_ptr<Acceptor>& self) {
     token_ = core_->accept_thread().Add(self);
     return PollerOf(core_->accept_thread())->Add(socket_.get(), token_);
   }
@@ -58,7 +61,7 @@ class TcpAcceptor final : public IoHandler {
       FileDescriptor fd(accept4(socket_.get(), reinterpret_cast<sockaddr*>(&peer.storage),
                                 &peer.length, SOCK_NONBLOCK | SOCK_CLOEXEC));
       if (fd.valid()) {
-        Adopt(std::move(fd), peer.ToString());
+        Adopt(std::move(fd), acceptance_.local ? "a peer on this host" : peer.ToString());
         continue;
       }
       if (errno == EINTR || errno == ECONNABORTED) continue;
@@ -69,6 +72,7 @@ class TcpAcceptor final : public IoHandler {
 
   void Adopt(FileDescriptor fd, const std::string& who) {
     core_->Accept(acceptance_, who, [&](IoThread& io) -> absl::StatusOr<std::unique_ptr<Wire>> {
+      if (acceptance_.local) return std::make_unique<UnixWire>(PollerOf(io), std::move(fd), who);
       return std::make_unique<TcpWire>(PollerOf(io), std::move(fd), who,
                                        core_->shared().options.user_timeout_ms);
     });
@@ -91,23 +95,29 @@ class TcpAcceptor final : public IoHandler {
 
 class TcpListener final : public Listener {
  public:
-  TcpListener(std::shared_ptr<TransportCore> core, std::shared_ptr<TcpAcceptor> acceptor,
-              std::string address, uint64_t id)
-      : core_(std::move(core)),
-        acceptor_(std::move(acceptor)),
-        address_(std::move(address)),
-        id_(id) {}
+  TcpListener(std::shared_ptr<TransportCore> core, std::string address, uint64_t id)
+      : core_(std::move(core)), address_(std::move(address)), id_(id) {}
   ~TcpListener() override {
-    core_->accept_thread().PostAndWait([this] { acceptor_->Close(); });
+    core_->accept_thread().PostAndWait([this] {
+      for (const auto& acceptor : acceptors_) acceptor->Close();
+    });
     core_->CloseAccepted(id_);
+  }
+  absl::Status Accept(FileDescriptor socket, const TransportCore::Acceptance& acceptance) {
+    auto acceptor =
+        std::make_shared<Acceptor>(core_.get(), std::move(socket), acceptance, address_);
+    acceptors_.push_back(acceptor);
+    absl::Status started;
+    core_->accept_thread().PostAndWait([&] { started = acceptor->Start(acceptor); });
+    return started;
   }
   std::string address() const override { return address_; }
 
  private:
   const std::shared_ptr<TransportCore> core_;
-  const std::shared_ptr<TcpAcceptor> acceptor_;
   const std::string address_;
   const uint64_t id_;
+  std::vector<std::shared_ptr<Acceptor>> acceptors_;
 };
 
 absl::StatusOr<FileDescriptor> Bind(const TcpEndpoint& endpoint, const std::string& address) {
@@ -126,9 +136,11 @@ absl::StatusOr<FileDescriptor> Bind(const TcpEndpoint& endpoint, const std::stri
 
 class TcpTransport final : public Transport {
  public:
-  explicit TcpTransport(const TransportOptions& options)
-      : core_(std::make_shared<TransportCore>(options, "tcp",
-                                              [] { return std::make_shared<EpollPoller>(); })) {}
+  // `boot`: of the host, where shared memory is to be used within it.
+  TcpTransport(const TransportOptions& options, std::optional<BootId> boot)
+      : boot_(boot), core_(std::make_shared<TransportCore>(options, "tcp", [] {
+          return std::make_shared<EpollPoller>();
+        })) {}
   ~TcpTransport() override { core_->Stop(); }
 
   absl::StatusOr<std::unique_ptr<Listener>> Listen(const std::string& address, FrameSink* sink,
@@ -141,14 +153,18 @@ class TcpTransport final : public Transport {
     if (getsockname(fd.get(), reinterpret_cast<sockaddr*>(&bound.storage), &bound.length) != 0) {
       return SystemError(errno, absl::StrCat("tcp ", address, ": getsockname"));
     }
-    const uint64_t id = core_->NewListener();
-    auto acceptor = std::make_shared<TcpAcceptor>(
-        core_.get(), std::move(fd),
-        TransportCore::Acceptance{.listener = id, .sink = sink, .keys = keys}, bound.ToString());
-    absl::Status started;
-    core_->accept_thread().PostAndWait([&] { started = acceptor->Start(acceptor); });
-    PACELINE_RETURN_IF_ERROR(started);
-    return std::make_unique<TcpListener>(core_, std::move(acceptor), bound.ToString(), id);
+    TransportCore::Acceptance acceptance = {
+        .listener = core_->NewListener(), .sink = sink, .keys = keys, .offer = {}};
+    auto listener = std::make_unique<TcpListener>(core_, bound.ToString(), acceptance.listener);
+    if (boot_) {
+      PACELINE_ASSIGN_OR_RETURN(LocalSocket local, ListenLocally());
+      acceptance.local = true;
+      PACELINE_RETURN_IF_ERROR(listener->Accept(std::move(local.socket), acceptance));
+      acceptance.local = false;
+      acceptance.offer = {.boot = *boot_, .socket = std::move(local.name)};
+    }
+    PACELINE_RETURN_IF_ERROR(listener->Accept(std::move(fd), acceptance));
+    return listener;
   }
 
   absl::StatusOr<std::shared_ptr<Channel>> Connect(const std::string& address,
@@ -157,26 +173,36 @@ class TcpTransport final : public Transport {
     const Ticks deadline = Clock::Real().Now() + timeout;
     core_->CheckNotInIoThread();
     PACELINE_ASSIGN_OR_RETURN(const std::vector<TcpEndpoint> endpoints, ResolveTcp(address, false));
-    std::vector<TransportCore::MakeWire> ways;
+    TransportCore::Ways ways;
     for (const TcpEndpoint& endpoint : endpoints) {
-      ways.push_back([&](IoThread& io) {
+      ways.streams.push_back([&](IoThread& io) {
         return TcpWire::Dial(PollerOf(io), endpoint, address,
                              core_->shared().options.user_timeout_ms);
       });
     }
+    ways.here = boot_;
+    ways.local = [&](IoThread& io, const LocalOffer& offer) {
+      return UnixWire::Dial(PollerOf(io), offer.socket, address);
+    };
     return core_->Dial(address, ways, self, key, sink, deadline);
   }
 
   TransportStats stats() const override { return core_->stats(); }
 
  private:
+  const std::optional<BootId> boot_;
   const std::shared_ptr<TransportCore> core_;
 };
 
 }  // namespace
 
 std::unique_ptr<Transport> NewTcpTransport(const TransportOptions& options) {
-  return std::make_unique<TcpTransport>(options);
+  return std::make_unique<TcpTransport>(options, std::nullopt);
+}
+
+std::unique_ptr<Transport> NewHostTransport(const TransportOptions& options) {
+  const absl::StatusOr<BootId> boot = CurrentBoot();
+  return std::make_unique<TcpTransport>(options, boot.ok() ? std::optional(*boot) : std::nullopt);
 }
 
 }  // namespace paceline

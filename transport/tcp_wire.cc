@@ -10,8 +10,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstring>
-#include <system_error>
 
 #include "common/base/check.h"
 #include "common/base/status.h"
@@ -19,7 +17,8 @@
 namespace paceline {
 namespace {
 
-constexpr uint64_t kWakeToken = 0;  // no handler has it
+constexpr uint64_t kWakeToken = 0;                   // no handler has it
+constexpr uint64_t kProcessBit = uint64_t{1} << 63;  // nor so many events
 
 // Bytes the kernel may hold that are not on the wire yet: an urgent message waits behind them.
 constexpr int kNotSentLowWater = 512 << 10;
@@ -56,17 +55,6 @@ msghdr MessageOf(std::span<const iovec> parts) {
 
 }  // namespace
 
-FileDescriptor::~FileDescriptor() {
-  if (fd_ >= 0) close(fd_);
-}
-
-absl::Status SystemError(int error, const std::string& what) {
-  const std::string message = absl::StrCat(what, ": ", std::generic_category().message(error));
-  if (error == EADDRINUSE) return absl::AlreadyExistsError(message);
-  if (error == EACCES || error == EPERM) return absl::PermissionDeniedError(message);
-  return absl::UnavailableError(message);
-}
-
 EpollPoller::EpollPoller()
     : epoll_(epoll_create1(EPOLL_CLOEXEC)), wakeup_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   PACELINE_CHECK(epoll_.valid() && wakeup_.valid());
@@ -77,6 +65,16 @@ absl::Status EpollPoller::Add(int fd, uint64_t token) {
   epoll_event event{};
   event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
   event.data.u64 = token;
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+    return SystemError(errno, "epoll_ctl");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status EpollPoller::AddProcess(int fd, uint64_t token) {
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLET;
+  event.data.u64 = token | kProcessBit;
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
     return SystemError(errno, "epoll_ctl");
   }
@@ -95,6 +93,10 @@ void EpollPoller::Wait(Ticks timeout, std::vector<IoEvent>& events) {
     if (event.data.u64 == kWakeToken) {
       uint64_t count = 0;
       static_cast<void>(!read(wakeup_.get(), &count, sizeof(count)));
+      continue;
+    }
+    if ((event.data.u64 & kProcessBit) != 0) {
+      events.push_back({.token = event.data.u64 & ~kProcessBit, .peer = true});
       continue;
     }
     events.push_back({.token = event.data.u64,

@@ -4,7 +4,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -14,27 +13,6 @@
 
 namespace paceline {
 
-// Owns a file descriptor.
-class FileDescriptor {
- public:
-  FileDescriptor() = default;
-  explicit FileDescriptor(int fd) : fd_(fd) {}
-  FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~FileDescriptor();
-  int get() const { return fd_; }
-  bool valid() const { return fd_ >= 0; }
-
- private:
-  int fd_ = -1;
-};
-
-// Unavailable with the text of `error` (an errno), AlreadyExists for a taken address.
-absl::Status SystemError(int error, const std::string& what);
-
 class EpollPoller final : public Poller {
  public:
   EpollPoller();
@@ -42,6 +20,8 @@ class EpollPoller final : public Poller {
   void Wake() override;
   // Reports both directions of a socket until it is closed.
   absl::Status Add(int fd, uint64_t token);
+  // Reports the end of a process (a pidfd) as IoEvent::peer of `token`.
+  absl::Status AddProcess(int fd, uint64_t token);
 
  private:
   FileDescriptor epoll_;
@@ -65,6 +45,7 @@ class TcpWire final : public Wire {
   void ShutdownWrite() override;
   absl::Status CheckLink() override;
   const std::string& peer_address() const override { return peer_address_; }
+  std::string_view transport() const override { return "tcp"; }
 
  private:
   const std::shared_ptr<EpollPoller> poller_;

@@ -30,7 +30,7 @@ void WaitFor(Ticks time) {
 
 TransportCore::TransportCore(const TransportOptions& options, std::string name,
                              const MakePoller& make_poller)
-    : shared_(std::make_shared<TransportShared>(options, std::move(name))) {
+    : name_(std::move(name)), shared_(std::make_shared<TransportShared>(options)) {
   for (uint32_t i = 0; i < std::max(1u, options.io_threads); ++i) {
     threads_.push_back(std::make_shared<IoThread>(make_poller()));
   }
@@ -54,9 +54,14 @@ void TransportCore::Accept(const Acceptance& acceptance, const std::string& who,
                                       shared_->options.max_connections, " are open"));
     return;
   }
-  auto connection = Connection::Accepted(
-      {.shared = shared_, .io = io, .wire = *std::move(wire), .sink = acceptance.sink},
-      acceptance.keys, acceptance.listener);
+  auto connection =
+      Connection::Accepted({.shared = shared_,
+                            .io = io,
+                            .wire = *std::move(wire),
+                            .sink = acceptance.sink,
+                            .arena = acceptance.local ? ArenaLink::Accepting() : nullptr,
+                            .reason = acceptance.local ? "same host" : ""},
+                           acceptance.keys, acceptance.listener, acceptance.offer);
   io->Post([connection] { connection->Start(); });
 }
 
@@ -74,64 +79,93 @@ void TransportCore::CloseAccepted(uint64_t listener) {
   }
 }
 
-TransportCore::Attempt TransportCore::TryOnce(const std::string& address, const MakeWire& way,
-                                              const PeerIdentity& self, const ChannelKey& key,
-                                              FrameSink* sink, Ticks deadline) {
+TransportCore::Attempt TransportCore::TryOnce(const Call& call, const MakeWire& way,
+                                              Attach attach) {
   if (shared_->connections.load() >= shared_->options.max_connections) {
     return {.channel = absl::ResourceExhaustedError(
-                absl::StrCat(shared_->name, " ", address, ": max_connections ",
+                absl::StrCat(name_, " ", call.address, ": max_connections ",
                              shared_->options.max_connections, " are open"))};
   }
   const std::shared_ptr<IoThread>& io = NextThread();
   absl::StatusOr<std::unique_ptr<Wire>> wire = way(*io);
   if (!wire.ok()) return {.channel = wire.status()};
   auto result = std::make_shared<DialResult>();
-  auto connection = Connection::Dialed(
-      {.shared = shared_, .io = io, .wire = *std::move(wire), .sink = sink}, self, key, result);
+  auto connection = Connection::Dialed({.shared = shared_,
+                                        .io = io,
+                                        .wire = *std::move(wire),
+                                        .sink = call.sink,
+                                        .arena = std::move(attach.arena),
+                                        .reason = std::move(attach.reason)},
+                                       call.self, call.key, attach.here, result);
   if (!io->Post([connection] { connection->Start(); })) {
     return {.channel = absl::CancelledError("the transport is closing")};
   }
-  const std::optional<DialResult::Outcome> outcome = result->WaitUntil(deadline);
+  std::optional<DialResult::Outcome> outcome = result->WaitUntil(call.deadline);
   if (!outcome) {
     connection->Close(absl::DeadlineExceededError("nobody waits for this connection any more"));
     return {.channel = absl::DeadlineExceededError("no answer")};
   }
-  if (!outcome->status.ok()) return {.channel = outcome->status, .not_yet = outcome->not_yet};
+  if (!outcome->status.ok()) {
+    return {.channel = outcome->status,
+            .not_yet = outcome->not_yet,
+            .offer = std::move(outcome->offer)};
+  }
   return {.channel = std::shared_ptr<Channel>(connection)};
 }
 
-TransportCore::Attempt TransportCore::TryEach(const std::string& address,
-                                              const std::vector<MakeWire>& ways,
-                                              const PeerIdentity& self, const ChannelKey& key,
-                                              FrameSink* sink, Ticks deadline) {
+// Within this host where the server offers it and it works; else over the stream, which works
+// wherever the address does.
+TransportCore::Attempt TransportCore::TryStream(const Call& call, const MakeWire& way,
+                                                const Ways& ways) {
+  Attempt attempt = TryOnce(call, way, {.here = ways.here});
+  if (!attempt.offer) return attempt;
+  Attempt local = TryLocal(call, *attempt.offer, ways);
+  if (local.channel.ok() || local.not_yet || absl::IsPermissionDenied(local.channel.status()) ||
+      Clock::Real().Now() >= call.deadline) {
+    return local;
+  }
+  return TryOnce(call, way, {.reason = std::string(Std(local.channel.status().message()))});
+}
+
+TransportCore::Attempt TransportCore::TryLocal(const Call& call, const LocalOffer& offer,
+                                               const Ways& ways) {
+  absl::StatusOr<std::shared_ptr<ArenaLink>> arena = ArenaLink::Dialing();
+  if (!arena.ok()) return {.channel = arena.status()};
+  const MakeWire way = [&](IoThread& io) { return ways.local(io, offer); };
+  return TryOnce(call, way, {.arena = *std::move(arena), .reason = "same host"});
+}
+
+TransportCore::Attempt TransportCore::TryEach(const Call& call, const Ways& ways) {
   Attempt last = {.channel = absl::DeadlineExceededError("no time was given")};
-  for (const MakeWire& way : ways) {
-    if (Clock::Real().Now() >= deadline) break;
-    last = TryOnce(address, way, self, key, sink, deadline);
+  for (const MakeWire& way : ways.streams) {
+    if (Clock::Real().Now() >= call.deadline) break;
+    last = TryStream(call, way, ways);
     if (last.channel.ok() || last.not_yet || !absl::IsUnavailable(last.channel.status())) break;
   }
   return last;
 }
 
 absl::StatusOr<std::shared_ptr<Channel>> TransportCore::Dial(const std::string& address,
-                                                             const std::vector<MakeWire>& ways,
+                                                             const Ways& ways,
                                                              const PeerIdentity& self,
                                                              const ChannelKey& key, FrameSink* sink,
                                                              Ticks deadline) {
   CheckNotInIoThread();
+  const Call call = {
+      .address = address, .self = self, .key = key, .sink = sink, .deadline = deadline};
   const Ticks start = Clock::Real().Now();
   const auto waited = [start] {
     return absl::StrCat(InMilliseconds(Clock::Real().Now() - start), " ms");
   };
   absl::Status not_yet;  // what the peer said, while it does not know us
   for (Ticks wait = kFirstRetry;; wait = std::min(wait + wait, kLastRetry)) {
-    Attempt attempt = TryEach(address, ways, self, key, sink, deadline);
+    Attempt attempt = TryEach(call, ways);
     if (attempt.channel.ok()) return std::move(attempt.channel);
     const absl::Status& status = attempt.channel.status();
     if (attempt.not_yet) not_yet = status;
     if (absl::IsDeadlineExceeded(status) && not_yet.ok()) {
-      return absl::DeadlineExceededError(absl::StrCat(
-          shared_->name, " ", address, ": no channel within ", waited(), ": ", status.message()));
+      return absl::DeadlineExceededError(absl::StrCat(name_, " ", address, ": no channel within ",
+                                                      waited(), ": ", status.message()));
     }
     if (!attempt.not_yet && !absl::IsDeadlineExceeded(status)) return status;
     const Ticks left = deadline - Clock::Real().Now();

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,8 +29,20 @@ class TransportCore {
     uint64_t listener = 0;
     FrameSink* sink = nullptr;
     const KeyStore* keys = nullptr;
+    LocalOffer offer;    // told to those who dial
+    bool local = false;  // what is accepted is within this host
   };
 
+  // The ways to an address: its streams, in order; and, where this process looks for one, the
+  // stream within the host that a server there offers.
+  struct Ways {
+    std::vector<MakeWire> streams;
+    std::optional<BootId> here = std::nullopt;
+    std::function<absl::StatusOr<std::unique_ptr<Wire>>(IoThread& io, const LocalOffer& offer)>
+        local;
+  };
+
+  // `name` is for messages.
   TransportCore(const TransportOptions& options, std::string name, const MakePoller& make_poller);
 
   uint64_t NewListener() { return next_listener_.fetch_add(1); }
@@ -40,8 +53,7 @@ class TransportCore {
 
   // Tries the ways to `address` in order; again, after growing waits, while the peer does not know
   // us yet.
-  absl::StatusOr<std::shared_ptr<Channel>> Dial(const std::string& address,
-                                                const std::vector<MakeWire>& ways,
+  absl::StatusOr<std::shared_ptr<Channel>> Dial(const std::string& address, const Ways& ways,
                                                 const PeerIdentity& self, const ChannelKey& key,
                                                 FrameSink* sink, Ticks deadline);
 
@@ -57,13 +69,28 @@ class TransportCore {
   struct Attempt {
     absl::StatusOr<std::shared_ptr<Channel>> channel;
     bool not_yet = false;
+    std::optional<LocalOffer> offer = std::nullopt;
   };
-  Attempt TryOnce(const std::string& address, const MakeWire& way, const PeerIdentity& self,
-                  const ChannelKey& key, FrameSink* sink, Ticks deadline);
-  Attempt TryEach(const std::string& address, const std::vector<MakeWire>& ways,
-                  const PeerIdentity& self, const ChannelKey& key, FrameSink* sink, Ticks deadline);
+  // Who dials whom, for how long.
+  struct Call {
+    const std::string& address;
+    const PeerIdentity& self;
+    const ChannelKey& key;
+    FrameSink* sink = nullptr;
+    Ticks deadline;
+  };
+  struct Attach {
+    std::optional<BootId> here = std::nullopt;
+    std::shared_ptr<ArenaLink> arena = nullptr;
+    std::string reason = {};
+  };
+  Attempt TryOnce(const Call& call, const MakeWire& way, Attach attach);
+  Attempt TryStream(const Call& call, const MakeWire& way, const Ways& ways);
+  Attempt TryLocal(const Call& call, const LocalOffer& offer, const Ways& ways);
+  Attempt TryEach(const Call& call, const Ways& ways);
   const std::shared_ptr<IoThread>& NextThread();
 
+  const std::string name_;
   const std::shared_ptr<TransportShared> shared_;
   std::vector<std::shared_ptr<IoThread>> threads_;
   std::atomic<uint32_t> next_thread_ = 0;

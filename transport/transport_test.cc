@@ -392,7 +392,7 @@ TEST_P(TransportTest, OverTheConnectionLimitOthersAreDroppedAndCounted) {
 
 }  // namespace
 
-INSTANTIATE_TEST_SUITE_P(Over, TransportTest, testing::Values("tcp", "loopback"),
+INSTANTIATE_TEST_SUITE_P(Over, TransportTest, testing::Values("tcp", "loopback", "shm"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace paceline

@@ -18,6 +18,7 @@
 #include "transport/channel.h"
 #include "transport/loopback_wire.h"
 #include "transport/tcp_wire.h"
+#include "transport/unix_wire.h"
 
 namespace paceline {
 
@@ -163,6 +164,8 @@ class RecordingSink final : public FrameSink {
     });
   }
 
+  bool AbsorbsInPlace() const override { return in_place; }
+
   bool AwaitFrames(size_t n) {
     return monitor.Await([&] { return frames >= n; });
   }
@@ -184,6 +187,7 @@ class RecordingSink final : public FrameSink {
   std::function<absl::StatusOr<std::span<std::byte>>(Channel&, const FrameHeader&)> on_header;
   std::function<absl::Status(Channel&, const FrameHeader&)> on_frame;
   bool record = true;
+  bool in_place = false;
   std::atomic<bool> keep = false;
 
   Monitor monitor;
@@ -222,6 +226,8 @@ class Completions {
 class RawPeer {
  public:
   explicit RawPeer(std::unique_ptr<Wire> wire) : wire_(std::move(wire)) {}
+
+  Wire& wire() { return *wire_; }
 
   // False when the stream ended first.
   bool Write(std::span<const std::byte> bytes, Ticks timeout = kPatience) {
@@ -264,6 +270,20 @@ class RawPeer {
     return false;
   }
 
+  // Where the server says it can be met within the host.
+  std::string LocalSocketFor(const PeerIdentity& self, const ChannelKey& key) {
+    const auto boot = CurrentBoot();
+    if (!boot.ok()) return "";
+    ClientHandshake handshake(self, key, RandomNonce(), *boot);
+    if (!Write(handshake.TakeOutput())) return "";
+    while (handshake.state() == Handshake::State::kRunning) {
+      const std::vector<std::byte> bytes = Read();
+      if (bytes.empty()) return "";
+      handshake.Consume(bytes);
+    }
+    return handshake.state() == Handshake::State::kElsewhere ? handshake.offer().socket : "";
+  }
+
   bool Authenticate(const PeerIdentity& self, const ChannelKey& key) {
     ClientHandshake handshake(self, key, RandomNonce());
     while (handshake.state() == Handshake::State::kRunning) {
@@ -287,7 +307,7 @@ class TestFabric {
   }
   std::unique_ptr<Transport> New(const TransportOptions& options = {}) {
     if (network_ != nullptr) return NewLoopbackTransport(network_, options);
-    return NewTcpTransport(options);
+    return name_ == "shm" ? NewHostTransport(options) : NewTcpTransport(options);
   }
   std::string AnyAddress() const { return "127.0.0.1:0"; }
   std::unique_ptr<RawPeer> Dial(const std::string& address) {
@@ -300,10 +320,23 @@ class TestFabric {
     if (!endpoints.ok()) return nullptr;
     auto wire = TcpWire::Dial(nullptr, endpoints->front(), address, 0);
     if (!wire.ok()) return nullptr;
-    return std::make_unique<RawPeer>(*std::move(wire));
+    auto peer = std::make_unique<RawPeer>(*std::move(wire));
+    if (name_ != "shm") return peer;
+    const std::string local = peer->LocalSocketFor(known_, known_key_);
+    if (local.empty()) return nullptr;
+    auto local_wire = UnixWire::Dial(nullptr, local, address);
+    if (!local_wire.ok()) return nullptr;
+    return std::make_unique<RawPeer>(*std::move(local_wire));
+  }
+  // A peer the server knows: a raw peer on shared memory asks as it for the way there.
+  void Know(const PeerIdentity& peer, const ChannelKey& key) {
+    known_ = peer;
+    known_key_ = key;
   }
 
  private:
+  PeerIdentity known_;
+  ChannelKey known_key_{};
   const std::string name_;
   std::shared_ptr<LoopbackNetwork> network_;
 };

@@ -8,11 +8,13 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/types.h"
+#include "transport/file_descriptor.h"
 
 namespace paceline {
 
@@ -21,6 +23,7 @@ struct IoEvent {
   bool readable = false;
   bool writable = false;
   bool failed = false;
+  bool peer = false;  // something happened to the peer's process
 };
 
 // Waits for what wires report. Reports are edges: one is given when something changed, and means
@@ -53,6 +56,12 @@ class Wire {
   // Unavailable when bytes are outstanding and the peer's host has stopped to acknowledge.
   virtual absl::Status CheckLink() = 0;
   virtual const std::string& peer_address() const = 0;
+  virtual std::string_view transport() const = 0;  // "tcp", "shm", "loopback"
+
+  // Streams within a host only. The next Write takes the descriptor along; those that came with
+  // what Read gave, in order.
+  virtual void PassDescriptor(int descriptor) {}
+  virtual std::vector<FileDescriptor> TakeDescriptors() { return {}; }
 };
 
 }  // namespace paceline

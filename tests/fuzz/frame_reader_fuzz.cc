@@ -57,7 +57,7 @@ std::vector<std::byte> Build(std::span<const std::byte> input) {
     const auto bytes = input.subspan(3, std::min(want, input.size() - 3));
     if (how & 1) {
       FrameHeader header;
-      header.kind = static_cast<FrameKind>(how / 2 % 19 + 1);
+      header.kind = static_cast<FrameKind>(how / 2 % 21 + 1);
       header.job = kPeer.job;
       header.sender = NodeId(how & 0x80 ? 8 : 7);
       header.incarnation = kPeer.incarnation;

@@ -27,7 +27,7 @@ std::vector<std::byte> Frames(std::span<const std::byte> input) {
   std::vector<std::byte> out;
   while (input.size() >= 3) {
     FrameHeader header;
-    header.kind = static_cast<FrameKind>(std::to_integer<uint8_t>(input[0]) % 19 + 1);
+    header.kind = static_cast<FrameKind>(std::to_integer<uint8_t>(input[0]) % 21 + 1);
     header.sender = NodeId(std::to_integer<uint32_t>(input[1]));
     const size_t length = std::min<size_t>(std::to_integer<size_t>(input[2]), input.size() - 3);
     const auto payload = input.subspan(3, length);
