@@ -12,6 +12,7 @@
 #include "cli/views.h"
 #include "common/base/status.h"
 #include "common/config/key_table.h"
+#include "common/config/text_value.h"
 
 namespace paceline {
 namespace {
@@ -294,9 +295,14 @@ int RunCommand(int argc, const char* const* argv, const CommandContext& context)
   for (const ViewCommand& command : kViews) {
     if (command.name == name) return RunView(command, argc, argv, context);
   }
+  std::vector<std::string> known = {"run", "events", "stop", "completion"};
+  for (const ViewCommand& command : kViews) known.emplace_back(command.name);
+  const std::string nearest = NearestOf(name, known);
   return Complain(context,
-                  absl::InvalidArgumentError(absl::StrCat("unknown command \"", Absl(name),
-                                                          "\"; pacelinectl --help lists all")));
+                  absl::InvalidArgumentError(absl::StrCat(
+                      "unknown command \"", Absl(name), "\"; ",
+                      nearest.empty() ? "" : absl::StrCat("did you mean \"", nearest, "\"? "),
+                      "pacelinectl --help lists all")));
 }
 
 }  // namespace paceline

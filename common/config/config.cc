@@ -21,9 +21,9 @@ constexpr std::string_view kLaunchUsage =
     "  pacelinectl run [FLAG]... -- PROGRAM [ARGUMENT]...\n\n"
     "Without --scheduler it starts a scheduler and servers on this machine first.\n"
     "Logs of all processes and summary.json go to the output directory.\n\n"
-    "  pacelinectl run --workers 4 --groups per-worker -- ./train --epochs 3\n"
+    "  pacelinectl run --workers 4 --groups per-worker --epochs 3 -- ./train\n"
     "  pacelinectl run --scheduler head:4300 --insecure --workers 8 -- ./train\n"
-    "  pacelinectl run --config job.yaml --set policy=xdc:lambda=100 -- ./train\n\n"
+    "  pacelinectl run --config job.yaml --set failure_timeout_ms=9000 -- ./train\n\n"
     "Exit codes: 0 the job is done; 1 a process failed; 2 a wrong flag or key;\n"
     "3 the scheduler could not be reached; 130 interrupted (SIGINT), 143 (SIGTERM).\n";
 
@@ -258,9 +258,9 @@ absl::StatusOr<ParsedOrExit<SchedulerConfig>> LoadSchedulerConfig(int argc, cons
   SchedulerKeys(table, config);
   const CommandLine line = {
       "paceline-scheduler",
-      "paceline-scheduler: membership, groups, placement and the staleness ledger of a cluster\n\n"
+      "paceline-scheduler: membership, groups, placement and staleness of a cluster\n\n"
       "  paceline-scheduler [--config FILE] [FLAG]...\n\n"
-      "Runs until SIGTERM or SIGINT; exit code 0 then, 1 on a failure, 2 on a wrong flag or "
+      "Runs until SIGTERM or SIGINT; exit code 0 then, 1 on a failure, 2 on a wrong\nflag or "
       "key.\n"};
   PACELINE_ASSIGN_OR_RETURN(CommandLineResult result, LoadTable(line, argc, argv, env, table, [&] {
                               return FinishScheduler(table, config);
@@ -277,7 +277,7 @@ absl::StatusOr<ParsedOrExit<ServerConfig>> LoadServerConfig(int argc, const char
                             "paceline-server: hosts shards of the models of a cluster's jobs\n\n"
                             "  paceline-server --scheduler HOST:PORT [--config FILE] [FLAG]...\n\n"
                             "Runs until SIGTERM or SIGINT; exit code 0 then, 1 on a failure, 2 on "
-                            "a wrong flag or key.\n"};
+                            "a wrong\nflag or key.\n"};
   PACELINE_ASSIGN_OR_RETURN(CommandLineResult result, LoadTable(line, argc, argv, env, table, [&] {
                               return FinishServer(table, config);
                             }));

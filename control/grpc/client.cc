@@ -18,13 +18,23 @@ namespace {
 constexpr int kFirstReconnectMs = 100;
 constexpr int kLastReconnectMs = 1000;
 
+// What gRPC wraps in "failed to connect to all addresses; last error: UNKNOWN: ".
+std::string CauseOf(const std::string& message) {
+  std::string cause = message;
+  for (const char* const wrapping : {"last error: ", "UNKNOWN: "}) {
+    const size_t at = cause.rfind(wrapping);
+    if (at != std::string::npos) cause.erase(0, at + std::string_view(wrapping).size());
+  }
+  return cause;
+}
+
 absl::Status FromGrpc(const grpc::Status& status, const std::string& peer) {
   if (status.ok()) return absl::OkStatus();
   const auto code = static_cast<absl::StatusCode>(status.error_code());
   if (code == absl::StatusCode::kUnavailable) {
-    return absl::UnavailableError(absl::StrCat("scheduler at ", peer,
-                                               " is not available: ", status.error_message(),
-                                               "; check that paceline-scheduler runs there"));
+    return absl::UnavailableError(
+        absl::StrCat("scheduler at ", peer, " is not available: ", CauseOf(status.error_message()),
+                     "; check that paceline-scheduler runs there"));
   }
   if (code == absl::StatusCode::kDeadlineExceeded) {
     return absl::DeadlineExceededError(
@@ -220,9 +230,9 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> Credentials(
     const GrpcSecurity& security) {
   if (!security.enabled()) return grpc::InsecureChannelCredentials();
   grpc::SslCredentialsOptions options;
-  PACELINE_ASSIGN_OR_RETURN(options.pem_root_certs, ReadPem(security.ca));
-  PACELINE_ASSIGN_OR_RETURN(options.pem_private_key, ReadPem(security.key));
-  PACELINE_ASSIGN_OR_RETURN(options.pem_cert_chain, ReadPem(security.certificate));
+  PACELINE_ASSIGN_OR_RETURN(options.pem_root_certs, ReadPem(security.ca, "CERTIFICATE"));
+  PACELINE_ASSIGN_OR_RETURN(options.pem_private_key, ReadPem(security.key, "PRIVATE KEY"));
+  PACELINE_ASSIGN_OR_RETURN(options.pem_cert_chain, ReadPem(security.certificate, "CERTIFICATE"));
   return grpc::SslCredentials(options);
 }
 

@@ -6,6 +6,8 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#include <cstdio>
+#include <fstream>
 #include <future>
 #include <map>
 #include <set>
@@ -226,6 +228,16 @@ TEST_F(GrpcTest, AMissingPemFileIsNamed) {
   const auto server = GrpcControlServer::Start("127.0.0.1:0", security, &service_);
   EXPECT_EQ(server.status().code(), absl::StatusCode::kNotFound);
   EXPECT_NE(server.status().message().find("/missing/ca.pem"), std::string::npos);
+}
+
+TEST_F(GrpcTest, APemFileOfSomethingElseIsNamed) {
+  const std::string path = testing::TempDir() + "/not-a-certificate-" + std::to_string(getpid());
+  std::ofstream(path) << "hello\n";
+  const auto server = GrpcControlServer::Start("127.0.0.1:0", {path, path, path}, &service_);
+  EXPECT_EQ(server.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(server.status().message().find(path + "\" holds no CERTIFICATE"), std::string::npos)
+      << server.status();
+  std::remove(path.c_str());
 }
 
 // ---- Watch --------------------------------------------------------------------------------------

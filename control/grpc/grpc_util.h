@@ -22,13 +22,20 @@ inline grpc::Status ToGrpc(const absl::Status& status) {
 // From now on gRPC's own complaints, which a peer can cause at will, are ours: limited in number.
 void AdoptGrpcLog();
 
-inline absl::StatusOr<std::string> ReadPem(const std::string& path) {
+// `kind` is what "-----BEGIN" has to be followed by: "CERTIFICATE", "PRIVATE KEY". gRPC itself says
+// of a file of something else only that it cannot listen, or cannot connect.
+inline absl::StatusOr<std::string> ReadPem(const std::string& path, const std::string& kind) {
   std::ifstream file(path, std::ios::binary);
   std::ostringstream text;
   text << file.rdbuf();
   if (!file || text.str().empty()) {
     return absl::NotFoundError(
         absl::StrCat("tls file \"", path, "\" cannot be read; give the path of a PEM file"));
+  }
+  const size_t begin = text.str().find("-----BEGIN ");
+  if (begin == std::string::npos || text.str().find(kind + "-----", begin) == std::string::npos) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tls file \"", path, "\" holds no ", kind, " in PEM form"));
   }
   return text.str();
 }

@@ -281,10 +281,10 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> Credentials(const GrpcS
   if (!security.enabled()) return grpc::InsecureServerCredentials();
   grpc::SslServerCredentialsOptions options(
       GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
-  PACELINE_ASSIGN_OR_RETURN(options.pem_root_certs, ReadPem(security.ca));
+  PACELINE_ASSIGN_OR_RETURN(options.pem_root_certs, ReadPem(security.ca, "CERTIFICATE"));
   grpc::SslServerCredentialsOptions::PemKeyCertPair pair;
-  PACELINE_ASSIGN_OR_RETURN(pair.private_key, ReadPem(security.key));
-  PACELINE_ASSIGN_OR_RETURN(pair.cert_chain, ReadPem(security.certificate));
+  PACELINE_ASSIGN_OR_RETURN(pair.private_key, ReadPem(security.key, "PRIVATE KEY"));
+  PACELINE_ASSIGN_OR_RETURN(pair.cert_chain, ReadPem(security.certificate, "CERTIFICATE"));
   options.pem_key_cert_pairs.push_back(std::move(pair));
   return grpc::SslServerCredentials(options);
 }
@@ -338,7 +338,8 @@ absl::StatusOr<std::unique_ptr<GrpcControlServer>> GrpcControlServer::Start(
   if (impl->server == nullptr || port == 0) {
     return absl::UnavailableError(absl::StrCat(
         "cannot listen on ", listen,
-        ": the address is in use or not of this machine; choose another with --listen"));
+        ": the address is in use or not of this machine; choose another with --listen",
+        security.enabled() ? " (or tls.cert and tls.key do not belong together)" : ""));
   }
   std::string address = absl::StrCat(listen.substr(0, listen.rfind(':')), ":", port);
   return std::unique_ptr<GrpcControlServer>(
