@@ -26,6 +26,7 @@ constexpr Ticks kPollInterval = Milliseconds(1000);
 constexpr Ticks kPlainLineInterval = Seconds(5);
 constexpr Ticks kReadyTimeout = Seconds(20);
 constexpr Ticks kAskTimeout = Milliseconds(500);
+constexpr Ticks kLastCountsTimeout = Seconds(1);
 constexpr size_t kLogLines = 10;
 constexpr size_t kWidth = 79;
 
@@ -61,6 +62,7 @@ class Launcher {
   void Poll();
   void ShowProgress();
   void Query(Ticks timeout);
+  void QueryLastCounts();
   void WriteSummaryFile();
   RunSummary Summary() const;
 
@@ -387,6 +389,19 @@ void Launcher::Query(Ticks timeout) {
   }
 }
 
+// The end of the workers makes the owners report once more; until then some samples are neither
+// applied nor returned. Those of a worker that was killed may stay so.
+void Launcher::QueryLastCounts() {
+  const Ticks deadline = clock_.Now() + kLastCountsTimeout;
+  do {
+    if (hurried_ || client_ == nullptr) return;
+    Query(kAskTimeout);
+    if (!view_ || view_->drawn == view_->applied + view_->discarded + view_->returned) return;
+    Wait(clock_.Now() + Milliseconds(50));
+    ReapAll();
+  } while (clock_.Now() < deadline);
+}
+
 void Launcher::Poll() {
   Query(kAskTimeout);
   ShowProgress();
@@ -449,7 +464,7 @@ void Launcher::Finish() {
   const bool started = !processes_.empty();
   stopping_ = true;
   StopRole(true, interrupted() ? first_signal_ : SIGTERM, Milliseconds(context_.grace_ms));
-  if (!hurried_) Query(Milliseconds(1000));
+  QueryLastCounts();
   const bool ended_badly = !reason_.empty() || interrupted();
   if (client_ != nullptr && ended_badly && !hurried_ && !unreachable_) {
     // Best effort: the cluster's daemons outlive this job and should forget it.
