@@ -36,4 +36,13 @@ std::vector<uint32_t> EpochPermutation(uint64_t seed, Epoch epoch, uint32_t coun
   return order;
 }
 
+double ProgressAt(const SampleRange& first, uint64_t sample_count, uint64_t epochs) {
+  const double total = static_cast<double>(sample_count) * static_cast<double>(epochs);
+  if (total == 0) return 0;
+  const double before =
+      static_cast<double>(first.epoch.value()) * static_cast<double>(sample_count) +
+      static_cast<double>(first.begin);
+  return before / total;
+}
+
 }  // namespace paceline

@@ -23,4 +23,8 @@ struct SampleRange {
   bool operator==(const SampleRange&) const = default;
 };
 
+// The part of a job's samples that come before `first`, 0 up to below 1; 0 in a job without end
+// (epochs 0).
+double ProgressAt(const SampleRange& first, uint64_t sample_count, uint64_t epochs);
+
 }  // namespace paceline

@@ -179,6 +179,12 @@ TEST(PermutationTest, EveryEpochHoldsEverySampleOnceInAnotherOrder) {
   EXPECT_EQ(EpochPermutation(7, Epoch(0), 1), std::vector<uint32_t>{0});
 }
 
+TEST(PermutationTest, ProgressCountsWhatComesBefore) {
+  EXPECT_EQ(ProgressAt({Epoch(0), 0, 4}, 100, 5), 0.0);
+  EXPECT_EQ(ProgressAt({Epoch(2), 50, 60}, 100, 5), 0.5);
+  EXPECT_EQ(ProgressAt({Epoch(9), 50, 60}, 100, 0), 0.0);
+}
+
 TEST(PermutationTest, EveryOrderOfThreeIsEquallyLikely) {
   // 6000 epochs over 6 orders: 1000 each, standard deviation sqrt(6000 * 1/6 * 5/6) = 28.9.
   std::map<std::vector<uint32_t>, int> seen;

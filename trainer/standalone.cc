@@ -102,7 +102,9 @@ absl::StatusOr<Parameters> TrainStandalone(
         now.batch.samples += batch.samples;
       }
       DivideBy(sum, now.batch.samples);
-      updater.Apply(parameters, sum, options.learning_rate.At(now.step));
+      const double progress = ProgressAt(StandalonePart(options, train.size(), epoch, t, 0),
+                                         train.size(), options.epochs);
+      updater.Apply(parameters, sum, options.learning_rate.At(now.step, progress));
       now.epoch = epoch;
       now.epoch_ends = t + 1 == steps;
       now.parameters = &parameters;

@@ -311,11 +311,15 @@ TEST_F(IdxTest, ParametersSurviveTheFile) {
 
 TEST(LearningRateTest, WarmsUpLinearlyAndIsNeverZero) {
   const LearningRate rate{0.5f, 4};
-  EXPECT_EQ(rate.At(Step(0)), 0.125f);
-  EXPECT_EQ(rate.At(Step(2)), 0.375f);
-  EXPECT_EQ(rate.At(Step(3)), 0.5f);
-  EXPECT_EQ(rate.At(Step(1000)), 0.5f);
-  EXPECT_EQ((LearningRate{0.5f, 0}.At(Step(0))), 0.5f);
+  EXPECT_EQ(rate.At(Step(0), 0.5), 0.125f);
+  EXPECT_EQ(rate.At(Step(2), 0.5), 0.375f);
+  EXPECT_EQ(rate.At(Step(3), 0.5), 0.5f);
+  EXPECT_EQ(rate.At(Step(1000), 0.5), 0.5f);
+  EXPECT_EQ((LearningRate{0.5f, 0}.At(Step(0), 0)), 0.5f);
+  const LearningRate falling{0.5f, 4, Decay::kLinear};
+  EXPECT_EQ(falling.At(Step(0), 0), 0.125f);
+  EXPECT_EQ(falling.At(Step(9), 0.25), 0.375f);
+  EXPECT_GT(falling.At(Step(9), 1), 0.0f);
 }
 
 TEST(StandaloneTest, PartsCoverAnEpochOnceWithShortAndEmptyLastBatches) {

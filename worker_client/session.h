@@ -74,6 +74,7 @@ struct SampleBatch {
   Epoch epoch;                    // of the first sample
   std::vector<uint32_t> indices;  // into the training set
   bool finished = false;          // the job has no more samples: leave
+  double progress = 0;            // ProgressAt the first sample (plan/permutation.h)
 };
 
 // A tensor's state as read from its owners.

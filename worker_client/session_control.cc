@@ -308,7 +308,7 @@ absl::StatusOr<SampleBatch> SessionImpl::DrawSamples(uint32_t count) {
       const bool deterministic = plan_.spec.deterministic;
       refill = deterministic || lease_->available() == 0;
       if (refill && samples_finished_ && lease_->available() == 0) {
-        return SampleBatch{epoch_, {}, true};
+        return SampleBatch{epoch_, {}, true, progress_};
       }
     }
     if (refill) PACELINE_RETURN_IF_ERROR(Refill(count));
@@ -317,12 +317,13 @@ absl::StatusOr<SampleBatch> SessionImpl::DrawSamples(uint32_t count) {
     const bool finished = batch.indices.empty() && samples_finished_;
     if (!batch.indices.empty()) {
       epoch_ = batch.epoch;
+      progress_ = ProgressAt(batch.ranges.front(), plan_.spec.sample_count, plan_.spec.epochs);
       in_hand_.insert(in_hand_.end(), batch.ranges.begin(), batch.ranges.end());
     }
     // A member with an empty part still takes part in its group's step.
     if (!batch.indices.empty() || finished || plan_.spec.deterministic ||
         group_->current().members.size() > 1) {
-      return SampleBatch{epoch_, std::move(batch.indices), finished};
+      return SampleBatch{epoch_, std::move(batch.indices), finished, progress_};
     }
     // All that is left is leased to others, who may return it.
     if (Now() > deadline) {

@@ -216,6 +216,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   Ticks waited_ GUARDED_BY(mutex_);  // in Wait, since the last report
   Ticks reported_at_ GUARDED_BY(mutex_);
   Epoch epoch_ GUARDED_BY(mutex_);
+  double progress_ GUARDED_BY(mutex_) = 0;
 
   std::thread control_thread_;
   std::thread timer_thread_;

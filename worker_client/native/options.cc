@@ -100,6 +100,8 @@ void AddProgramKeys(KeyTable& table, ProgramOptions& o) {
                &o.weight_decay);
   table.Number("warmup", "steps over which the learning rate grows linearly", uint64_t{0},
                uint64_t{1'000'000'000}, &o.warmup_steps);
+  table.OneOf("decay", "how the learning rate changes towards the end of the epochs: linear to 0",
+              {"linear", "none"}, &o.decay);
   table.Number("max_steps", "stop after so many steps; 0 = when the epochs are over", uint64_t{0},
                uint64_t{1} << 40, &o.max_steps);
   table.Number("eval_every",
@@ -136,6 +138,7 @@ absl::Status Complete(ProgramOptions& options, JobSpec& job, uint32_t train_samp
   PACELINE_RETURN_IF_ERROR(CompleteOptimizer(options, job.optimizer));
   options.schedule.base = static_cast<float>(job.optimizer.Get("learning_rate", 0));
   options.schedule.warmup_steps = options.warmup_steps;
+  options.schedule.decay = options.decay == "linear" ? Decay::kLinear : Decay::kNone;
   return absl::OkStatus();
 }
 

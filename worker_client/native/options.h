@@ -23,6 +23,7 @@ struct ProgramOptions {
   std::optional<double> momentum;       // default: by optimizer
   std::optional<double> weight_decay;   // default: by optimizer
   uint64_t warmup_steps = 0;
+  std::string decay = "linear";
   uint64_t max_steps = 0;  // of a group; 0 = no limit
   uint64_t eval_every = 0;
   std::string save;

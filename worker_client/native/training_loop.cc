@@ -72,6 +72,7 @@ absl::StatusOr<bool> TrainingLoop::TrainStep() {
       return absl::InternalError(absl::StrCat("drew sample ", index, " of ", data_.train.size()));
     }
   }
+  progress_ = batch.progress;
   ComputeGradient(batch);
   PACELINE_RETURN_IF_ERROR(Exchange(Samples(batch.indices.size())));
   PACELINE_RETURN_IF_ERROR(session_.AtStepBoundary());
@@ -92,7 +93,7 @@ void TrainingLoop::ComputeGradient(const SampleBatch& batch) {
 // With normalization mean a push of k workers moves the weights as far as one of all W, from k/W of
 // the samples: this gives a sample the same weight in every group. With sum it has it already.
 float TrainingLoop::LearningRateOfGroup() const {
-  const float rate = options_.schedule.At(UpdatesSoFar());
+  const float rate = options_.schedule.At(UpdatesSoFar(), progress_);
   const JobSpec spec = session_.spec();
   if (spec.normalization != Normalization::kMean) return rate;
   return rate * static_cast<float>(session_.group_size()) / static_cast<float>(spec.workers);

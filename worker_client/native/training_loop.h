@@ -56,6 +56,7 @@ class TrainingLoop {
   const std::atomic<bool>& stop_;
 
   uint32_t batch_size_ = 0;
+  double progress_ = 0;  // of the newest batch
   std::vector<TensorId> tensors_;
   Parameters gradients_;
   BatchResult recent_;  // since the last report

@@ -53,6 +53,7 @@ TEST(OptionsTest, DefaultsTrainTheMlpForFiveEpochs) {
   EXPECT_EQ(job.sample_count, 55'000u);
   EXPECT_EQ(job.optimizer, (NamedSpec{"nesterov", {{"learning_rate", 0.03}}}));
   EXPECT_EQ(options.schedule.base, 0.03f);
+  EXPECT_EQ(options.schedule.decay, Decay::kLinear);
 }
 
 TEST(OptionsTest, FlagsReachTheJob) {
@@ -170,6 +171,7 @@ class LocalSession final : public Session {
     }
     std::copy(mine.begin(), mine.end(), weights.begin());
     priorities.push_back(options.priority);
+    rates.push_back(options.learning_rate);
     return Operation(++operations_);
   }
   absl::StatusOr<Operation> Push(TensorId, std::span<const float>,
@@ -206,7 +208,7 @@ class LocalSession final : public Session {
     if (epoch_.value() == spec_.epochs) return SampleBatch{epoch_, {}, true};
     const auto order = EpochPermutation(spec_.seed, epoch_, static_cast<uint32_t>(n));
     const uint64_t end = std::min<uint64_t>(position_ + count, n);
-    SampleBatch batch{epoch_, {}, false};
+    SampleBatch batch{epoch_, {}, false, ProgressAt({epoch_, position_, end}, n, spec_.epochs)};
     while (position_ < end) batch.indices.push_back(order[position_++]);
     return batch;
   }
@@ -231,6 +233,7 @@ class LocalSession final : public Session {
 
   std::map<std::string, double> reported;
   std::vector<int32_t> priorities;
+  std::vector<float> rates;
   std::string barrier, left;
   std::optional<Step> fail_at;
   std::atomic<uint64_t> empty_pushes{0};
@@ -259,7 +262,7 @@ class TrainingLoopTest : public ::testing::Test {
     job_.epochs = 3;
     job_.seed = 5;
     job_.optimizer = {"nesterov", {{"learning_rate", 0.1}}};
-    options_.schedule = {0.1f, 5};
+    options_.schedule = {0.1f, 5, Decay::kLinear};
   }
 
   static Dataset Synthetic(uint32_t samples) {
@@ -309,12 +312,27 @@ TEST_F(TrainingLoopTest, OneWorkerArrivesAtTheReferenceBitForBit) {
 }
 
 TEST_F(TrainingLoopTest, AMemberWithoutSamplesTakesPartWithNothingUntilAllHaveFinished) {
-  LocalSession session(job_, 4), alone(job_, 1);
+  job_.workers = 4;
+  LocalSession session(job_, 4);
   const auto got = Run(session);
   ASSERT_TRUE(got.ok()) << got.status();
   EXPECT_GE(session.empty_pushes.load(), 2u * 4);
+  job_.workers = 1;
+  LocalSession alone(job_, 1);
   EXPECT_EQ(got->parameters, Run(alone)->parameters);
   EXPECT_EQ(alone.empty_pushes.load(), 0u);
+}
+
+TEST_F(TrainingLoopTest, ASampleWeighsTheSameInEveryGroup) {
+  job_.workers = 4;
+  options_.schedule = {0.1f, 0};
+  LocalSession one_of_four(job_, 1);
+  ASSERT_TRUE(Run(one_of_four).ok());
+  EXPECT_EQ(one_of_four.rates[0], 0.1f / 4);  // Σg/n of a quarter of the samples
+  job_.normalization = Normalization::kSum;
+  LocalSession summed(job_, 1);
+  ASSERT_TRUE(Run(summed).ok());
+  EXPECT_EQ(summed.rates[0], 0.1f);  // Σg is a quarter by itself
 }
 
 TEST_F(TrainingLoopTest, StopsAfterMaxSteps) {
