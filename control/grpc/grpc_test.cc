@@ -164,9 +164,10 @@ TEST_F(GrpcTest, RefusesABadFieldBeforeTheServiceSeesIt) {
             absl::InvalidArgumentError("name: \"\"; use [a-zA-Z0-9._-]{1,128}"));
   EXPECT_EQ(client_->Call({NodeId(0), Incarnation(1)}, Heartbeat{}, Seconds(30)).status(),
             absl::InvalidArgumentError("from.node: 0; use 1..4294967295"));
-  EXPECT_EQ(client_->Call(kSelf, DrawSamplesRequest{Samples(uint64_t{1} << 33), {}, {}}, Seconds(30))
-                .status(),
-            absl::InvalidArgumentError("wanted: 8589934592; use 0..4294967296"));
+  EXPECT_EQ(
+      client_->Call(kSelf, DrawSamplesRequest{Samples(uint64_t{1} << 33), {}, {}}, Seconds(30))
+          .status(),
+      absl::InvalidArgumentError("wanted: 8589934592; use 0..4294967296"));
   EXPECT_TRUE(service_.joins.empty());
   EXPECT_TRUE(service_.calls.empty());
 }

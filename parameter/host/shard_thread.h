@@ -12,8 +12,8 @@
 #include <variant>
 
 #include "common/runtime/mutex.h"
-#include "parameter/job_shards.h"
 #include "parameter/host/router.h"
+#include "parameter/job_shards.h"
 #include "transport/channel.h"
 
 namespace paceline {

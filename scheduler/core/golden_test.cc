@@ -134,9 +134,8 @@ class Script {
       }
       Ask(w[0], std::move(request));
     } else if (command == "draw") {
-      Ask(w[0], DrawSamplesRequest{Samples(Number(w[1])),
-                                   paceline::Step(Number(Option(w, "step", "0"))),
-                                   {}});
+      Ask(w[0], DrawSamplesRequest{
+                    Samples(Number(w[1])), paceline::Step(Number(Option(w, "step", "0"))), {}});
     } else if (command == "return") {
       Ask(w[0], ReturnSamplesRequest{{{Epoch(Number(w[1])), Number(w[2]), Number(w[3])}}});
     } else if (command == "barrier") {

@@ -128,8 +128,7 @@ uint64_t SampleLedger::Outstanding(NodeId worker) const {
   return it == accounts_.end() ? 0 : CountOf(it->second.outstanding);
 }
 
-std::vector<SampleRange> SampleLedger::NotReceived(const NodeRef& worker,
-                                                   uint64_t received) const {
+std::vector<SampleRange> SampleLedger::NotReceived(const NodeRef& worker, uint64_t received) const {
   auto it = accounts_.find(worker.node);
   if (it == accounts_.end() || it->second.holder != worker.incarnation) return {};
   const SampleAccount& account = it->second;

@@ -24,9 +24,9 @@ struct SampleAccount {
   std::vector<SampleRange> outstanding;
   uint64_t drawn = 0;
   uint64_t returned = 0;
-  uint64_t used = 0;       // applied + discarded, as far as `outstanding` was shortened by it
-  uint64_t next_step = 0;  // deterministic: above all steps drawn for
-  Incarnation holder;      // of the worker, that drew last
+  uint64_t used = 0;          // applied + discarded, as far as `outstanding` was shortened by it
+  uint64_t next_step = 0;     // deterministic: above all steps drawn for
+  Incarnation holder;         // of the worker, that drew last
   uint64_t drawn_before = 0;  // by the incarnations before it
 
   bool operator==(const SampleAccount&) const = default;

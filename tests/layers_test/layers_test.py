@@ -101,7 +101,8 @@ def row_of(path, table):
 
 
 def is_test(path):
-    return bool(re.search(r"_test(_\w+)?\.(cc|h)$|_fuzz(er)?\.cc$", path)) or "/testing/" in path
+    named = re.search(r"_test(_\w+)?\.(cc|h)$|_fuzz(er)?\.cc$", path)
+    return bool(named) or "/testing/" in path or path.startswith("tests/")
 
 
 def is_bench(path):
