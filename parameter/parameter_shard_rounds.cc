@@ -62,9 +62,13 @@ void ParameterShard::Contribute(const Operation& operation, const Piece& piece,
   member.Acknowledge(operation.acknowledged);
   const OperationId id = IdOf(operation);
   if (OpenOperation* open = member.Find(id)) {
+    // `position` is that of the sender at this step; in another round it may be another member's.
+    if (KeyOf(open->operation) != KeyOf(operation)) {
+      return Refuse(operation, piece, OperationStatus::kBadRequest, replies);
+    }
     if (open->contribution) {
       TakeNewer(open->operation, operation);
-      return AddPiece(KeyOf(open->operation), position, *open, piece, now, replies);
+      return AddPiece(KeyOf(operation), position, *open, piece, now, replies);
     }
     return Again(*open, operation, piece, replies);
   }

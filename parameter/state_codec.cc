@@ -28,7 +28,23 @@ absl::Status Bad(std::string_view field, uint64_t value, std::string_view wanted
       absl::StrCat("state of a chunk: ", Absl(field), " is ", value, ", must be ", Absl(wanted)));
 }
 
+bool IsName(std::string_view name) { return !name.empty() && name.size() < kStateNameBytes; }
+
 }  // namespace
+
+absl::Status CheckArrayNames(const std::vector<std::string>& names) {
+  if (names.size() > kMaxStateArrays) {
+    return absl::InvalidArgumentError(absl::StrCat("state of a chunk: ", names.size(),
+                                                   " arrays, must be at most ", kMaxStateArrays));
+  }
+  for (const std::string& name : names) {
+    if (IsName(name)) continue;
+    return absl::InvalidArgumentError(absl::StrCat("state of a chunk: the name \"", name, "\" has ",
+                                                   name.size(), " bytes, must have 1..",
+                                                   kStateNameBytes - 1));
+  }
+  return absl::OkStatus();
+}
 
 std::vector<std::byte> EncodeState(const ChunkState& state) {
   PACELINE_CHECK(!state.arrays.empty() && state.arrays.size() <= kMaxStateArrays);
@@ -44,7 +60,7 @@ std::vector<std::byte> EncodeState(const ChunkState& state) {
   Put<uint64_t>(out, 40, state.samples.value());
   size_t at = kStateHeaderBytes;
   for (const auto& [name, values] : state.arrays) {
-    PACELINE_CHECK(name.size() < kStateNameBytes);
+    PACELINE_CHECK(IsName(name));
     std::memcpy(out.data() + at, name.data(), name.size());
     at += kStateNameBytes;
   }
@@ -75,6 +91,9 @@ absl::StatusOr<ChunkState> DecodeState(std::span<const std::byte> bytes, uint64_
     const char* const name =
         reinterpret_cast<const char*>(bytes.data() + kStateHeaderBytes + i * kStateNameBytes);
     const size_t length = strnlen(name, kStateNameBytes);
+    if (!IsName({name, length})) {
+      return Bad(absl::StrCat("name of array ", i), length, "1 to 31 bytes long");
+    }
     const size_t at = kStateHeaderBytes + arrays * kStateNameBytes + i * elements * sizeof(float);
     std::vector<float> values(elements);
     if (elements > 0) std::memcpy(values.data(), bytes.data() + at, elements * sizeof(float));

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/types.h"
 
@@ -38,6 +39,11 @@ constexpr uint64_t MaxStateBytes(uint64_t elements) {
   return kStateHeaderBytes + kMaxStateArrays * (kStateNameBytes + elements * sizeof(float));
 }
 
+// What EncodeState can take: at most kMaxStateArrays names of 1..31 bytes. InvalidArgument names
+// the one that is not.
+absl::Status CheckArrayNames(const std::vector<std::string>& names);
+
+// Checked: CheckArrayNames, and arrays of one length.
 std::vector<std::byte> EncodeState(const ChunkState& state);
 // InvalidArgument names the field; `elements` is what the chunk has.
 absl::StatusOr<ChunkState> DecodeState(std::span<const std::byte> bytes, uint64_t elements);
