@@ -2,6 +2,7 @@
 # Needs make and git; everything else comes with `make deps`.
 JOBS ?= $(shell nproc)
 EPOCHS ?= 5
+PREFIX ?= /usr/local
 BIN := build/release/bin
 PROGRAMS := paceline-scheduler paceline-server paceline-worker pacelinectl
 SOURCES = $(shell git ls-files '*.cc' '*.h')
@@ -9,7 +10,7 @@ FILES ?= $(shell git ls-files '*.cc')
 SDK_ROOT := build/sdk
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build run verify-quickstart test test-release test-sanitizers test-fuzz lint format tidy dev bench sdk clean
+.PHONY: help deps build run verify-quickstart test test-release test-sanitizers test-fuzz lint format tidy dev bench sdk install clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -31,6 +32,10 @@ run: build ## train on this machine: 1 scheduler, 2 servers, 4 workers
 
 verify-quickstart: build ## `make run` with seeds 1, 2, 3: at least 0.86 each, recomputed
 	/usr/bin/python3 -B tests/cluster/quickstart.py $(BIN)/pacelinectl run $(QUICKSTART)
+
+install: build ## programs and example configurations, below PREFIX (/usr/local)
+	cmake --build build/release --target paceline-sim -j $(JOBS)
+	cmake --install build/release --component programs --prefix $(PREFIX)
 
 # The programs' own tests come last, so that the end of the output is the whole suite.
 test: deps lint test-sanitizers test-fuzz test-release ## all that must hold: what CI runs

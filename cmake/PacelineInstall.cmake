@@ -2,11 +2,13 @@
 # package file, so that a training program says
 #   find_package(Paceline REQUIRED)
 #   target_link_libraries(train PRIVATE Paceline::sdk)
-# The programs are installed by paceline_program. Without gRPC there is no SDK to install.
+# The programs are installed by paceline_program, and example configurations with them. Without gRPC there is no SDK to install.
 if(NOT TARGET paceline_worker_connect)
   return()
 endif()
 include(CMakePackageConfigHelpers)
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/configs DESTINATION ${CMAKE_INSTALL_DATADIR}/paceline
+        COMPONENT programs)
 
 add_library(paceline_sdk INTERFACE)
 target_link_libraries(paceline_sdk INTERFACE paceline_worker_connect)

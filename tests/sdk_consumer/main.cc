@@ -13,10 +13,10 @@ absl::Status Train() {
   config.job.sample_count = images.size();
   if (config.job.epochs == 0) config.job.epochs = 1;
   if (config.job.batch_size == 0) config.job.batch_size = 64;
+  if (config.job.optimizer.name.empty()) config.job.optimizer = {"sgd", {{"learning_rate", 0.1}}};
   PACELINE_ASSIGN_OR_RETURN(const auto session, paceline::ConnectToJob(config));
 
   fashion::Softmax model;
-  PACELINE_RETURN_IF_ERROR(session->SetOptimizer({"nesterov", {{"learning_rate", 0.01}}}));
   for (fashion::Tensor& tensor : model.tensors) {
     PACELINE_ASSIGN_OR_RETURN(
         tensor.id, session->RegisterTensor({.name = tensor.name, .shape = tensor.shape}));

@@ -19,6 +19,7 @@ endif()
 
 file(REMOVE_RECURSE ${SCRATCH})
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${SCRATCH}/prefix --component sdk)
+run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${SCRATCH}/prefix --component programs)
 run(${CMAKE_COMMAND} -S ${SOURCE} -B ${SCRATCH}/build -G Ninja -D CMAKE_BUILD_TYPE=Release
     -D CMAKE_CXX_COMPILER=${COMPILER} -D CMAKE_PREFIX_PATH=${SCRATCH}/prefix)
 run(${CMAKE_COMMAND} --build ${SCRATCH}/build)
@@ -31,8 +32,8 @@ if(NOT code EQUAL 1 OR NOT out MATCHES "127\\.0\\.0\\.1:1")
 endif()
 
 # As two workers of a job. Softmax regression reaches 0.84 when trained to its end; a guess has 0.1.
-run(${BUILD}/bin/pacelinectl run --workers 2 --servers 1 --output ${SCRATCH}/run
-    -- ${SCRATCH}/build/train)
+run(${SCRATCH}/prefix/bin/pacelinectl run --config ${SCRATCH}/prefix/share/paceline/configs/job.yaml
+    --set epochs=1 --workers 2 --groups one --output ${SCRATCH}/run -- ${SCRATCH}/build/train)
 file(READ ${SCRATCH}/run/summary.json summary)
 string(JSON accuracy GET "${summary}" metrics test_accuracy value)
 string(JSON applied GET "${summary}" samples_applied)
