@@ -28,8 +28,8 @@ constexpr std::string_view kUsage =
     "  pacelinectl events [JOB]           decisions with their reasons and times\n"
     "  pacelinectl stop JOB               ends a job\n"
     "  pacelinectl completion bash|zsh    prints a completion script\n\n"
-    "Each takes --help and --scheduler HOST:PORT; what shows something --json and\n--watch [SECONDS]\n"
-    "(PACELINE_SCHEDULER, default 127.0.0.1:4300).\n\n"
+    "Each takes --help and --scheduler HOST:PORT (PACELINE_SCHEDULER, default\n"
+    "127.0.0.1:4300), and what shows something --json and --watch [SECONDS].\n\n"
     "Exit codes: 0 done; 1 failed or refused; 2 a wrong command, flag or key;\n"
     "3 the scheduler could not be reached; 4 there is no such job;\n"
     "128 + signal when interrupted.\n";
