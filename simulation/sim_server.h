@@ -26,10 +26,9 @@ namespace paceline::simulation {
 
 class SimServer final : public FrameTaker {
  public:
-  SimServer(World* world, const Scenario* scenario, const Bugs* bugs, Checker* checker,
-            SimScheduler* scheduler, Network* network, const std::string& name)
+  SimServer(World* world, const Bugs* bugs, Checker* checker, SimScheduler* scheduler,
+            Network* network, const std::string& name)
       : FrameTaker(world, name),
-        scenario_(scenario),
         bugs_(bugs),
         checker_(checker),
         scheduler_(scheduler),
@@ -88,7 +87,6 @@ class SimServer final : public FrameTaker {
   void RememberSum(const DataFrame& frame);
   void KeepSums(const Replies& replies);
 
-  const Scenario* const scenario_;
   const Bugs* const bugs_;
   Checker* const checker_;
   SimScheduler* const scheduler_;

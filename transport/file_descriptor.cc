@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <system_error>
+#include <string>
 
 #include "common/base/status.h"
 
@@ -14,7 +14,7 @@ FileDescriptor::~FileDescriptor() {
 }
 
 absl::Status SystemError(int error, const std::string& what) {
-  const std::string message = absl::StrCat(what, ": ", std::generic_category().message(error));
+  const std::string message(Std(absl::ErrnoToStatus(error, what).message()));
   if (error == EADDRINUSE) return absl::AlreadyExistsError(message);
   if (error == EACCES || error == EPERM) return absl::PermissionDeniedError(message);
   return absl::UnavailableError(message);

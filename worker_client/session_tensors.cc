@@ -122,10 +122,11 @@ absl::Status SessionImpl::AwaitSealed(const std::vector<uint32_t>& batch) {
     {
       MutexLock lock(&mutex_);
       if (!failed_.ok()) return failed_;
-      const auto open = std::find_if(batch.begin(), batch.end(), [this](uint32_t i) {
-        const TensorPlan* placed = FindTensor(plan_, *tensors_[i].id);
-        return placed == nullptr || !placed->sealed;
-      });
+      const auto open =
+          std::find_if(batch.begin(), batch.end(), [this](uint32_t i) REQUIRES(mutex_) {
+            const TensorPlan* placed = FindTensor(plan_, *tensors_[i].id);
+            return placed == nullptr || !placed->sealed;
+          });
       if (open == batch.end()) return absl::OkStatus();
       const bool writer = plan_.init_writer == joined_.self.node;
       if (!writer || written) {

@@ -128,9 +128,9 @@ TEST_P(OneGroup, EqualsTheStandaloneReferenceAfter200Steps) {
     for (uint64_t step = 0; step < 200; ++step) {
       PACELINE_ASSIGN_OR_RETURN(const SampleBatch batch, session->DrawSamples(kBatch));
       model.Gradient(parameters, data, batch.indices, gradient);
-      PACELINE_RETURN_IF_ERROR(PushPullModel(*session, tensors, gradient, parameters,
-                                             Samples(batch.indices.size()),
-                                             reference.learning_rate.At(Step(step))));
+      PACELINE_RETURN_IF_ERROR(
+          PushPullModel(*session, tensors, gradient, parameters, Samples(batch.indices.size()),
+                        reference.learning_rate.At(Step(step), batch.progress)));
     }
     EXPECT_TRUE(SameBits(parameters, *expected)) << "rank " << session->rank();
     return session->Leave("done");
