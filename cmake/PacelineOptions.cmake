@@ -28,6 +28,10 @@ endif()
 if(PACELINE_SANITIZE)
   add_compile_options(-fsanitize=${PACELINE_SANITIZE} -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${PACELINE_SANITIZE})
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND PACELINE_SANITIZE MATCHES "undefined")
+    # Objects made in libraries that are not instrumented (libstdc++, spdlog) look foreign to it.
+    add_compile_options(-fno-sanitize=vptr)
+  endif()
 endif()
 if(PACELINE_FUZZERS)
   # Coverage of the code under test steers the fuzzer; the executables add its main.
