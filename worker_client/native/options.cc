@@ -151,6 +151,10 @@ absl::Status CheckCanSave(const std::string& path) {
                                                    "written to with --save"));
   };
   if (std::filesystem::is_directory(path, error)) return wrong("is a directory");
+  // The new file takes the name of what is there: a device or a pipe would be gone.
+  if (std::filesystem::exists(path, error) && !std::filesystem::is_regular_file(path, error)) {
+    return wrong("is not a regular file");
+  }
   std::filesystem::path directory = std::filesystem::path(path).parent_path();
   if (directory.empty()) directory = ".";
   if (!std::filesystem::is_directory(directory, error)) {

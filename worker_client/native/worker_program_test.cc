@@ -1,7 +1,9 @@
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <utility>
 
@@ -120,6 +122,10 @@ TEST(OptionsTest, WhereTheResultCannotBeSavedIsSaidBeforeTraining) {
   EXPECT_TRUE(CheckCanSave("weights").ok());
   EXPECT_TRUE(CheckCanSave(root + "/weights").ok());
   EXPECT_THAT(CheckCanSave(root).message(), HasSubstr(root + ": is a directory"));
+  ASSERT_EQ(mkfifo((root + "/pipe").c_str(), 0600), 0);
+  EXPECT_THAT(CheckCanSave(root + "/pipe").message(), HasSubstr("pipe: is not a regular file"));
+  std::ofstream(root + "/old") << "weights of an earlier run";
+  EXPECT_TRUE(CheckCanSave(root + "/old").ok());
   EXPECT_THAT(CheckCanSave(root + "/a/weights").message(),
               HasSubstr("there is no directory " + root + "/a"));
   fs::remove_all(root);
