@@ -347,7 +347,9 @@ absl::Status SessionImpl::CoverUntilGone() {
   }
   if (from) {
     if (*from <= now) return absl::OkStatus();
-    return SendBoundary(now, *from - Step(1), Samples(0), options_.deadline);
+    const absl::Status told = SendBoundary(now, *from - Step(1), Samples(0), options_.deadline);
+    // Those who would have waited for it have left too, and the job is over.
+    return absl::IsAborted(told) ? absl::OkStatus() : told;
   }
   if (!owes) return absl::OkStatus();
   // Its word was lost with a stream. Others are at most a step ahead, and a change is in force from
