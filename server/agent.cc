@@ -173,7 +173,10 @@ absl::Status ServerAgent::SendQueued() {
       request = outbox_.front();
     }
     const absl::Status status = control_->Call(joined_.self, request, kCallTimeout).status();
-    if (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status)) return status;
+    // Away, or busy: it is sent again.
+    const bool again = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
+                       absl::IsResourceExhausted(status);
+    if (again) return status;
     if (!status.ok()) {
       LogWarning("server", options_.name,
                  ": the scheduler refused an answer: ", std::string(status.message()));
