@@ -101,19 +101,25 @@ float TrainingLoop::LearningRateOfGroup() const {
 
 absl::Status TrainingLoop::Exchange(Samples samples) {
   const float learning_rate = LearningRateOfGroup();
-  std::vector<Operation> operations;
-  for (size_t t = 0; t < tensors_.size(); ++t) {
+  return OnEveryTensor([&](size_t t) {
     OperationOptions options;
     options.samples = samples;
     options.learning_rate = learning_rate;
     // The next step needs the first layer first.
     options.priority = -static_cast<int32_t>(t);
-    PACELINE_ASSIGN_OR_RETURN(
-        operations.emplace_back(),
-        session_.PushPull(tensors_[t], gradients_[t], result_.parameters[t], options));
-  }
-  // Also after an error: the session uses the memory of each until it is done.
+    return session_.PushPull(tensors_[t], gradients_[t], result_.parameters[t], options);
+  });
+}
+
+absl::Status TrainingLoop::OnEveryTensor(
+    const std::function<absl::StatusOr<Operation>(size_t tensor)>& issue) {
   absl::Status first;
+  std::vector<Operation> operations;
+  for (size_t t = 0; t < tensors_.size() && first.ok(); ++t) {
+    const absl::StatusOr<Operation> operation = issue(t);
+    first.Update(operation.status());
+    if (operation.ok()) operations.push_back(*operation);
+  }
   for (const Operation operation : operations) first.Update(session_.Wait(operation).status());
   return first;
 }
@@ -154,15 +160,8 @@ absl::Status TrainingLoop::WaitForOthers() {
 }
 
 absl::Status TrainingLoop::PullAll() {
-  std::vector<Operation> operations;
-  for (size_t t = 0; t < tensors_.size(); ++t) {
-    PACELINE_ASSIGN_OR_RETURN(operations.emplace_back(),
-                              session_.Pull(tensors_[t], result_.parameters[t], {}));
-  }
-  // Also after an error: the session uses the memory of each until it is done.
-  absl::Status first;
-  for (const Operation operation : operations) first.Update(session_.Wait(operation).status());
-  return first;
+  return OnEveryTensor(
+      [this](size_t t) { return session_.Pull(tensors_[t], result_.parameters[t], {}); });
 }
 
 // Whoever is still alive does this, with the same bits, so that the loss of no worker loses the

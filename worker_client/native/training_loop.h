@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -42,6 +43,9 @@ class TrainingLoop {
   float LearningRateOfGroup() const;
   void ComputeGradient(const SampleBatch& batch);
   absl::Status Exchange(Samples samples);
+  // Issues one operation per tensor and waits for all, also after an error: the session uses the
+  // memory of each until it is done. The first error wins.
+  absl::Status OnEveryTensor(const std::function<absl::StatusOr<Operation>(size_t tensor)>& issue);
   void Report(const BatchResult& batch);
   absl::Status WaitForOthers();
   absl::Status PullAll();

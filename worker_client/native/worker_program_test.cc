@@ -164,7 +164,9 @@ class LocalSession final : public Session {
   absl::StatusOr<Operation> PushPull(TensorId tensor, std::span<const float> gradient,
                                      std::span<float> weights,
                                      const OperationOptions& options) override {
-    if (fail_at == step_) return absl::AbortedError("the job was stopped: by the test");
+    if (fail_at == step_ && fail_from <= tensor) {
+      return absl::AbortedError("the job was stopped: by the test");
+    }
     std::vector<float>& mine = weights_[tensor.value()];
     if (options.samples > Samples(0)) {
       std::vector<float> mean(gradient.begin(), gradient.end());
@@ -178,7 +180,7 @@ class LocalSession final : public Session {
     std::copy(mine.begin(), mine.end(), weights.begin());
     priorities.push_back(options.priority);
     rates.push_back(options.learning_rate);
-    return Operation(++operations_);
+    return Begin();
   }
   absl::StatusOr<Operation> Push(TensorId, std::span<const float>,
                                  const OperationOptions&) override {
@@ -191,9 +193,12 @@ class LocalSession final : public Session {
   absl::StatusOr<Operation> Pull(TensorId tensor, std::span<float> weights,
                                  const OperationOptions&) override {
     std::copy(weights_[tensor.value()].begin(), weights_[tensor.value()].end(), weights.begin());
-    return Operation(++operations_);
+    return Begin();
   }
-  absl::StatusOr<OperationResult> Wait(Operation) override { return OperationResult{}; }
+  absl::StatusOr<OperationResult> Wait(Operation) override {
+    --outstanding;
+    return OperationResult{};
+  }
   absl::Status WaitAll() override { return absl::OkStatus(); }
   absl::Status AtStepBoundary() override {
     ++step_;
@@ -242,9 +247,16 @@ class LocalSession final : public Session {
   std::vector<float> rates;
   std::string barrier, left;
   std::optional<Step> fail_at;
+  TensorId fail_from;  // of the step's tensors, this one and those after it
+  int outstanding = 0;
   std::atomic<uint64_t> empty_pushes{0};
 
  private:
+  Operation Begin() {
+    ++outstanding;
+    return Operation(++operations_);
+  }
+
   const JobSpec spec_;
   const uint32_t group_;
   std::unique_ptr<const Optimizer> optimizer_;
@@ -361,6 +373,15 @@ TEST_F(TrainingLoopTest, AnErrorOfTheSessionEndsIt) {
   const auto status = Run(session).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
   EXPECT_EQ(session.left, "");
+}
+
+// The session may write into the loop's memory until it has been waited for.
+TEST_F(TrainingLoopTest, AnErrorInTheMiddleOfAStepLeavesNoOperationUnderWay) {
+  LocalSession session(job_, 1);
+  session.fail_at = Step(3);
+  session.fail_from = TensorId(2);
+  EXPECT_EQ(Run(session).status().code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(session.outstanding, 0);
 }
 
 TEST_F(TrainingLoopTest, SavesTheFinalWeights) {
