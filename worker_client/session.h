@@ -13,8 +13,8 @@
 // of the session and must not block or call methods that do. All others block, at most until the
 // deadline of SessionOptions (DeadlineExceeded names what was waited for and from whom).
 //
-// Errors: InvalidArgument (what you passed; names it), FailedPrecondition (order of calls, or this
-// incarnation was fenced), NotFound, Unavailable (a peer cannot be reached; names both ends),
+// Errors: InvalidArgument (what you passed; names it), FailedPrecondition (order of calls, a full
+// server, or this incarnation was fenced), NotFound, Unavailable (a peer; names both ends),
 // DeadlineExceeded, Aborted (the job was stopped; says why), Cancelled (the session was closed).
 #pragma once
 

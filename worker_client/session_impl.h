@@ -102,6 +102,13 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
     std::shared_ptr<ChunkOp> op;
   };
 
+  // To be given up: its deadline has passed, or the session has failed.
+  struct Late {
+    std::shared_ptr<ChunkOp> op;
+    bool awaits_retry = false;
+    absl::Status cause;
+  };
+
   // session.cc
   absl::Status JoinJob(Ticks deadline);
   absl::Status WaitFormed(Ticks deadline);
@@ -145,7 +152,14 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   absl::StatusOr<OperationResult> WaitFor(uint64_t id);
   // Also after an error, as each holds memory; the first error.
   absl::Status WaitForEach(const std::vector<uint64_t>& ids);
-  std::string DescribeOp(const Pending& pending, const ChunkOp& op) const;
+  // All of them, or those before the first that cannot be issued; waits also after an error, as
+  // each holds memory.
+  absl::Status IssueAndWait(const std::vector<OpRequest>& requests);
+  // "PushPull of tensor 'w' chunk 0 in step 3".
+  std::string NameOp(const Pending& pending, const ChunkOp& op) const REQUIRES(mutex_);
+  std::string DescribeOp(const Pending& pending, const ChunkOp& op) const REQUIRES(mutex_);
+  std::vector<std::shared_ptr<ChunkOp>> TakeDueRetries(Ticks now) REQUIRES(mutex_);
+  std::vector<Late> TakeLate(Ticks now) REQUIRES(mutex_);
   void RunTimer();
 
   // session_control.cc

@@ -1,8 +1,6 @@
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
-#include "common/base/check.h"
 #include "common/base/status.h"
 #include "common/runtime/clock.h"
 #include "common/runtime/log.h"
@@ -127,6 +125,18 @@ absl::StatusOr<uint64_t> SessionImpl::Issue(const OpRequest& request) {
   return id;
 }
 
+absl::Status SessionImpl::IssueAndWait(const std::vector<OpRequest>& requests) {
+  absl::Status first;
+  std::vector<uint64_t> ids;
+  for (size_t i = 0; i < requests.size() && first.ok(); ++i) {
+    const absl::StatusOr<uint64_t> id = Issue(requests[i]);
+    first.Update(id.status());
+    if (id.ok()) ids.push_back(*id);
+  }
+  first.Update(WaitForEach(ids));
+  return first;
+}
+
 void SessionImpl::OnOutcome(const std::shared_ptr<ChunkOp>& op, const absl::Status& status) {
   std::shared_ptr<Pending> finished;
   {
@@ -215,13 +225,16 @@ bool SessionImpl::Settle(Pending& pending, ChunkOp& op, const absl::Status& stat
   return true;
 }
 
+std::string SessionImpl::NameOp(const Pending& pending, const ChunkOp& op) const {
+  if (pending.kind == FrameKind::kBoundary) {
+    return absl::StrCat("the end of step ", op.header.origin_step.value());
+  }
+  return absl::StrCat(Absl(Name(pending.kind)), " of tensor '", tensors_[pending.tensor].spec.name,
+                      "' chunk ", op.header.chunk.value(), " in step ", op.header.step.value());
+}
+
 absl::Status SessionImpl::FromReply(const Pending& pending, const ChunkOp& op) {
-  const std::string where =
-      pending.kind == FrameKind::kBoundary
-          ? std::string("step boundary")
-          : absl::StrCat(Absl(Name(pending.kind)), " of tensor '",
-                         tensors_[pending.tensor].spec.name, "' chunk ", op.header.chunk.value(),
-                         " in step ", op.header.step.value());
+  const std::string where = NameOp(pending, op);
   const std::string said =
       absl::StrCat(where, ": owner ", op.owner.value(), " answered ", Absl(Name(op.reply.status)));
   switch (op.reply.status) {
@@ -268,10 +281,8 @@ void SessionImpl::CountSamples(const Pending& pending, const ChunkOp& op,
 }
 
 std::string SessionImpl::DescribeOp(const Pending& pending, const ChunkOp& op) const {
-  return absl::StrCat("worker '", options_.worker_name, "' waited for ", Absl(Name(pending.kind)),
-                      " of tensor id ", op.header.tensor.value(), " chunk ",
-                      op.header.chunk.value(), " in step ", op.header.step.value(), " from ",
-                      links_->Describe(op.owner));
+  return absl::StrCat("worker '", options_.worker_name, "' waited for ", NameOp(pending, op),
+                      " from ", links_->Describe(op.owner));
 }
 
 absl::StatusOr<OperationResult> SessionImpl::WaitFor(uint64_t id) {
@@ -313,56 +324,54 @@ absl::Status SessionImpl::WaitForEach(const std::vector<uint64_t>& ids) {
   return first;
 }
 
+std::vector<std::shared_ptr<ChunkOp>> SessionImpl::TakeDueRetries(Ticks now) {
+  std::vector<std::shared_ptr<ChunkOp>> due;
+  std::erase_if(retries_, [&](const Retry& retry) NO_THREAD_SAFETY_ANALYSIS {
+    if (retry.due > now) return false;
+    retry.op->header.job_generation = plan_.generation;
+    due.push_back(retry.op);
+    return true;
+  });
+  return due;
+}
+
+std::vector<SessionImpl::Late> SessionImpl::TakeLate(Ticks now) {
+  std::vector<Late> late;
+  for (const auto& [id, pending] : pending_) {
+    if (pending->done || (failed_.ok() && pending->deadline > now)) continue;
+    for (const std::shared_ptr<ChunkOp>& op : pending->ops) {
+      const bool awaits_retry =
+          std::erase_if(retries_, [&op](const Retry& retry) { return retry.op == op; }) > 0;
+      late.push_back({op, awaits_retry,
+                      !failed_.ok() ? failed_
+                                    : absl::DeadlineExceededError(absl::StrCat(
+                                          DescribeOp(*pending, *op), " for ",
+                                          options_.deadline.value() / 1'000'000, " ms"))});
+    }
+  }
+  return late;
+}
+
 void SessionImpl::RunTimer() {
   while (true) {
     std::vector<std::shared_ptr<ChunkOp>> again;
-    std::vector<std::shared_ptr<ChunkOp>> given_up;  // waiting for a retry that comes too late
-    std::vector<std::pair<std::shared_ptr<Pending>, absl::Status>> late;
+    std::vector<Late> late;
     {
       MutexLock lock(&mutex_);
       if (closing_) return;
       timer_wake_.WaitFor(&mutex_, retries_.empty() ? kDeadlineScan : kRetryPause);
       if (closing_) return;
       const Ticks now = Clock::Real().Now();
-      for (auto it = retries_.begin(); it != retries_.end();) {
-        if (it->due > now) {
-          ++it;
-          continue;
-        }
-        it->op->header.job_generation = plan_.generation;
-        again.push_back(it->op);
-        it = retries_.erase(it);
-      }
-      for (const auto& [id, pending] : pending_) {
-        if (pending->done) continue;
-        if (!failed_.ok()) {
-          late.emplace_back(pending, failed_);
-        } else if (pending->deadline <= now) {
-          late.emplace_back(pending, absl::DeadlineExceededError("past its deadline"));
-        }
-      }
-      for (const auto& [pending, cause] : late) {
-        for (auto& op : pending->ops) {
-          if (std::erase_if(retries_, [&](const Retry& retry) { return retry.op == op; }) > 0) {
-            given_up.push_back(op);
-          }
-        }
-      }
+      again = TakeDueRetries(now);
+      late = TakeLate(now);
     }
     for (auto& op : again) links_->Issue(op);
-    for (auto& [pending, cause] : late) {
-      for (auto& op : pending->ops) {
-        const bool waiting = std::find(given_up.begin(), given_up.end(), op) != given_up.end();
-        absl::Status status = cause;
-        if (absl::IsDeadlineExceeded(cause)) {
-          status = absl::DeadlineExceededError(absl::StrCat(
-              DescribeOp(*pending, *op), " for ", options_.deadline.value() / 1000000, " ms"));
-        }
-        if (waiting) {
-          OnOutcome(op, status);
-        } else {
-          links_->Abandon(op, status);
-        }
+    for (const Late& one : late) {
+      // What waits to be sent again is known to no link, which could end it.
+      if (one.awaits_retry) {
+        OnOutcome(one.op, one.cause);
+      } else {
+        links_->Abandon(one.op, one.cause);
       }
     }
   }

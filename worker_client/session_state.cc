@@ -5,6 +5,51 @@
 #include "worker_client/session_impl.h"
 
 namespace paceline {
+namespace {
+
+// Whether `state` fits a tensor that is cut into `chunks`.
+absl::Status CheckState(const TensorSpec& spec, size_t chunks, const TensorState& state) {
+  const auto refuse = [&spec](const auto&... parts) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("WriteState of tensor '", spec.name, "': ", parts...));
+  };
+  if (state.versions.size() != chunks || state.applied_steps.size() != chunks ||
+      state.samples.size() != chunks) {
+    return refuse("it has ", chunks, " chunks, the state has ", state.versions.size(),
+                  " versions, ", state.applied_steps.size(), " applied_steps and ",
+                  state.samples.size(), " samples");
+  }
+  std::vector<std::string> names;
+  for (const auto& [name, values] : state.slots) {
+    names.push_back(name);
+    if (values.size() != spec.elements()) {
+      return refuse("slot '", name, "' has ", values.size(), " elements, expected ",
+                    spec.elements());
+    }
+  }
+  if (!state.slots.contains("weights")) return refuse("the state has no slot 'weights'");
+  return Annotate(CheckArrayNames(names), absl::StrCat("WriteState of tensor '", spec.name, "'"));
+}
+
+// The chunk `index` of `state`, which covers `range` of the tensor.
+ChunkState PartOf(const TensorState& state, size_t index, const ChunkRange& range) {
+  ChunkState chunk{.version = state.versions[index],
+                   .updates = state.applied_steps[index],
+                   .samples = state.samples[index],
+                   .arrays = {}};
+  const auto add = [&](const std::string& name, const std::vector<float>& values) {
+    const auto begin = values.begin() + static_cast<ptrdiff_t>(range.begin);
+    chunk.arrays.emplace_back(
+        name, std::vector<float>(begin, begin + static_cast<ptrdiff_t>(range.length)));
+  };
+  add("weights", state.slots.at("weights"));
+  for (const auto& [name, values] : state.slots) {
+    if (name != "weights") add(name, values);
+  }
+  return chunk;
+}
+
+}  // namespace
 
 absl::StatusOr<TensorState> SessionImpl::ReadState(TensorId tensor) {
   PACELINE_RETURN_IF_ERROR(WaitReady());
@@ -47,25 +92,7 @@ absl::Status SessionImpl::WriteState(TensorId tensor, const TensorState& state) 
     OpRequest request{FrameKind::kWriteState, tensor.value(), {}, {}, {}};
     PACELINE_RETURN_IF_ERROR(CheckTensor(request));
     const Tensor& held = tensors_[tensor.value()];
-    const size_t chunks = held.chunks.size();
-    if (state.versions.size() != chunks || state.applied_steps.size() != chunks ||
-        state.samples.size() != chunks) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "WriteState: tensor '", held.spec.name, "' has ", chunks, " chunks, the state has ",
-          state.versions.size(), " versions, ", state.applied_steps.size(), " applied_steps and ",
-          state.samples.size(), " samples"));
-    }
-    for (const auto& [name, values] : state.slots) {
-      if (values.size() != held.spec.elements()) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("WriteState: slot '", name, "' of tensor '", held.spec.name, "' has ",
-                         values.size(), " elements, expected ", held.spec.elements()));
-      }
-    }
-    auto weights = state.slots.find("weights");
-    if (weights == state.slots.end()) {
-      return absl::InvalidArgumentError("WriteState: the state has no slot 'weights'");
-    }
+    PACELINE_RETURN_IF_ERROR(CheckState(held.spec, held.chunks.size(), state));
     auto pending = std::make_shared<Pending>();
     id = next_operation_++;
     pending->kind = FrameKind::kWriteState;
@@ -74,20 +101,7 @@ absl::Status SessionImpl::WriteState(TensorId tensor, const TensorState& state) 
     pending->remaining = held.chunks.size();
     pending->result.versions.resize(held.chunks.size());
     for (uint32_t i = 0; i < held.chunks.size(); ++i) {
-      const ChunkRange& range = held.chunks[i].range;
-      ChunkState chunk;
-      chunk.version = state.versions[i];
-      chunk.updates = state.applied_steps[i];
-      chunk.samples = state.samples[i];
-      const auto part = [&range](const std::vector<float>& values) {
-        return std::vector<float>(values.begin() + range.begin,
-                                  values.begin() + range.begin + range.length);
-      };
-      chunk.arrays.emplace_back("weights", part(weights->second));
-      for (const auto& [name, values] : state.slots) {
-        if (name != "weights") chunk.arrays.emplace_back(name, part(values));
-      }
-      encoded.push_back(EncodeState(chunk));
+      encoded.push_back(EncodeState(PartOf(state, i, held.chunks[i].range)));
       ops.push_back(MakeChunkOp(request, held, i));
       ops.back()->tag = id;
       ops.back()->payload = encoded.back();

@@ -145,43 +145,38 @@ absl::Status SessionImpl::AwaitSealed(const std::vector<uint32_t>& batch) {
 }
 
 absl::Status SessionImpl::WriteInitial(const std::vector<uint32_t>& batch) {
-  std::vector<uint64_t> operations;
+  std::vector<OpRequest> requests;
   InitDoneRequest done;
-  for (uint32_t i : batch) {
-    OpRequest request{FrameKind::kInit, i, {}, {}, {}};
-    {
-      MutexLock lock(&mutex_);
+  {
+    MutexLock lock(&mutex_);
+    for (uint32_t i : batch) {
       const Tensor& tensor = tensors_[i];
       if (!tensor.has_initial) {
         return absl::FailedPreconditionError(
             absl::StrCat("tensor '", tensor.spec.name,
                          "' was given no initial values; call Init on every worker"));
       }
-      request.values = tensor.initial;
+      requests.push_back({FrameKind::kInit, i, tensor.initial, {}, {}});
       done.tensors.push_back(*tensor.id);
     }
-    PACELINE_ASSIGN_OR_RETURN(uint64_t id, Issue(request));
-    operations.push_back(id);
   }
-  PACELINE_RETURN_IF_ERROR(WaitForEach(operations));
+  PACELINE_RETURN_IF_ERROR(IssueAndWait(requests));
   return CallScheduler(done).status();
 }
 
 absl::Status SessionImpl::StartRound(const std::vector<uint32_t>& batch) {
   // Every member of the group gets the same weights and base from one round without gradients.
-  std::vector<uint64_t> operations;
-  for (uint32_t i : batch) {
-    OpRequest request{FrameKind::kPushPull, i, {}, {}, {}};
-    request.options.samples = Samples(0);
-    {
-      MutexLock lock(&mutex_);
+  std::vector<OpRequest> requests;
+  {
+    MutexLock lock(&mutex_);
+    for (uint32_t i : batch) {
       tensors_[i].start.assign(tensors_[i].spec.elements(), 0.0f);
-      request.out = tensors_[i].start;
+      OpRequest request{FrameKind::kPushPull, i, {}, tensors_[i].start, {}};
+      request.options.samples = Samples(0);
+      requests.push_back(std::move(request));
     }
-    PACELINE_ASSIGN_OR_RETURN(uint64_t id, Issue(request));
-    operations.push_back(id);
   }
-  PACELINE_RETURN_IF_ERROR(WaitForEach(operations));
+  PACELINE_RETURN_IF_ERROR(IssueAndWait(requests));
   MutexLock lock(&mutex_);
   for (uint32_t i : batch) {
     tensors_[i].ready = true;

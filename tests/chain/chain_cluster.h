@@ -73,7 +73,7 @@ class ChainCluster {
   absl::StatusOr<std::unique_ptr<Session>> Connect(const JobSpec& job, uint32_t index);
   SessionOptions OptionsFor(const JobSpec& job, uint32_t index) const;
 
-  // What pelinectl shows.
+  // What pacelinectl shows.
   JobView View(const std::string& job);
   std::vector<DecisionRecord> Events(const std::string& job);
   // Asks until `holds`; false when it never did. `view` is the last one seen.

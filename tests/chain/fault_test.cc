@@ -57,7 +57,6 @@ TEST_F(FaultTest, ACheckpointInTheMiddleOfAStepIsRefused) {
 TEST_F(FaultTest, ACheckpointHoldsTheSameStepsOfEveryChunk) {
   ChainCluster cluster(3);
   const JobSpec job = JobOf("cuts", 3, "2,1");
-  std::barrier over(3);
   RunWorkers(3, [&](uint32_t index) -> absl::Status {
     PACELINE_ASSIGN_OR_RETURN(auto session, cluster.Connect(job, index));
     PACELINE_ASSIGN_OR_RETURN(TensorId tensor, PrepareTensor(*session, kElements, 0.0f));
@@ -144,6 +143,12 @@ TEST_F(FaultTest, TrainingFromAWrittenStateHasTheBitsOfTrainingOn) {
     EXPECT_TRUE(absl::IsInvalidArgument(session->WriteState(tensor, wrong)));
     wrong = saved;
     wrong.slots["weights"].pop_back();
+    EXPECT_TRUE(absl::IsInvalidArgument(session->WriteState(tensor, wrong)));
+    wrong = saved;
+    wrong.slots[std::string(32, 'x')].resize(kElements);
+    EXPECT_TRUE(absl::IsInvalidArgument(session->WriteState(tensor, wrong)));
+    wrong = saved;
+    for (char c = 'a'; c < 'i'; ++c) wrong.slots[std::string(1, c)].resize(kElements);
     EXPECT_TRUE(absl::IsInvalidArgument(session->WriteState(tensor, wrong)));
     return session->Leave("done");
   });
@@ -281,6 +286,27 @@ TEST_F(FaultTest, ASchedulerThatIsAwayIsNotAskedInALoop) {
     cluster.StartScheduler();
     return session->Leave("done");
   });
+}
+
+// A scheduler whose queue is full answers ResourceExhausted: what a node owes it is sent again.
+TEST_F(FaultTest, AnswersThatABusySchedulerRefusesAreSentAgain) {
+  ChainCluster cluster(2);
+  const JobSpec job = JobOf("busy", 2, "one");
+  std::atomic<int> acks{0};
+  cluster.port().SetInterceptor([&acks](const NodeRequest& request) {
+    return std::holds_alternative<AckRequest>(request) && acks++ % 2 == 0
+               ? absl::ResourceExhaustedError("busy")
+               : absl::OkStatus();
+  });
+  RunWorkers(2, [&](uint32_t index) -> absl::Status {
+    PACELINE_ASSIGN_OR_RETURN(auto session, cluster.Connect(job, index));
+    PACELINE_ASSIGN_OR_RETURN(TensorId tensor, PrepareTensor(*session, kElements, 0.0f));
+    PACELINE_RETURN_IF_ERROR(TrainSteps(*session, tensor, kElements, 2));
+    if (index == 0) PACELINE_RETURN_IF_ERROR(session->Checkpoint(directory_).status());
+    return session->Leave("done");
+  });
+  // Both servers' answers to a plan, and to both phases of the cut.
+  EXPECT_GE(acks, 6);
 }
 
 // The slow one holds much of the last epoch when the others run out: they get it back.
