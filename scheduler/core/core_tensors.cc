@@ -183,7 +183,8 @@ void Core::Impl::ReleaseWaiting(JobId id) {
       NodeSession& session = sessions_[owner];
       auto refused = session.refused.find(id);
       if (refused != session.refused.end()) {
-        Refuse(waiting.request, absl::ResourceExhaustedError(absl::StrCat(
+        // Not ResourceExhausted, which asks for another try: the plan stays what it is.
+        Refuse(waiting.request, absl::FailedPreconditionError(absl::StrCat(
                                     "server ", node(owner).name, ": ", refused->second)));
         return true;
       }

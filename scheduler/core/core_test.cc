@@ -4,7 +4,6 @@
 
 #include "scheduler/core/cluster_for_test.h"
 #include "scheduler/core/journal_entry.h"
-#include "scheduler/core/sample_ledger.h"
 
 namespace paceline::scheduler {
 namespace {
@@ -157,6 +156,21 @@ TEST_F(CoreTest, RegistrationWaitsForAServerAndForItsAck) {
   EXPECT_FALSE(c.Answered(id));
   c.Feed(WatchEvent{c.joined.at("server-0").self});
   EXPECT_TRUE(c.StatusOf(id).ok());
+}
+
+TEST_F(CoreTest, RegistrationEndsWithTheReasonOfAServerThatCannotTakeThePlan) {
+  c.silent.insert(NodeId(1));
+  Start(1, Spec(1));
+  ASSERT_EQ(c.joined.at("server-0").self.node, NodeId(1));
+  const RequestId id = Register(W(0));
+  EXPECT_FALSE(c.Answered(id));
+  AckRequest ack;
+  ack.id = c.Received<PlanDirective>("server-0").back().change;
+  ack.error = "more than the quota; raise it or add servers";
+  c.Ask("server-0", ack);
+  // Another code would make the session try again until its deadline.
+  EXPECT_EQ(c.StatusOf(id), absl::FailedPreconditionError(
+                                "server server-0: more than the quota; raise it or add servers"));
 }
 
 TEST_F(CoreTest, KeysReachOwnersAndTheMemberOnly) {
@@ -439,53 +453,6 @@ TEST_F(CoreTest, DamagedEntriesAreDataLoss) {
   }
   Core core((CoreOptions()));
   EXPECT_EQ(core.Recover({c.journal()[1]}).code(), absl::StatusCode::kDataLoss);
-}
-
-// ---- Samples
-
-TEST(SampleLedgerTest, GrantsAShareOfWhatIsLeftButABatchAtLeast) {
-  SampleLedger ledger(Spec(4));
-  // 1000 left, 4 workers: 1000 / 8 = 125.
-  auto ranges = ledger.Choose(NodeId(1), 1000, {4, 0});
-  EXPECT_EQ(ranges, (std::vector<SampleRange>{{Epoch(0), 0, 125}}));
-  ledger.ApplyDraw(NodeId(1), ranges);
-  EXPECT_EQ(CountOf(ledger.Choose(NodeId(2), 1000, {4, 0})), 109u);  // 875 / 8
-  // At 0.25 samples/s two minutes are 30.
-  EXPECT_EQ(CountOf(ledger.Choose(NodeId(2), 1000, {4, 0.25})), 30u);
-  // It holds more than two minutes of its rate: one batch.
-  EXPECT_EQ(CountOf(ledger.Choose(NodeId(1), 1000, {4, 0.25})), 10u);
-}
-
-TEST(SampleLedgerTest, AllEpochsAreHandedOutOnce) {
-  SampleLedger ledger(Spec(2));
-  std::map<std::pair<uint64_t, uint64_t>, int> seen;
-  for (uint32_t turn = 0; !ledger.Exhausted(); ++turn) {
-    const NodeId worker(1 + turn % 2);
-    const auto ranges = ledger.Choose(worker, 64, {2, 0});
-    for (const SampleRange& r : ranges) {
-      for (uint64_t i = r.begin; i < r.end; ++i) ++seen[{r.epoch.value(), i}];
-    }
-    ledger.ApplyDraw(worker, ranges);
-  }
-  EXPECT_EQ(seen.size(), 2000u);
-  for (const auto& [sample, times] : seen) EXPECT_EQ(times, 1);
-}
-
-TEST(SampleLedgerTest, DeterministicByStepAndRank) {
-  JobSpec spec = Spec(3);
-  spec.deterministic = true;
-  spec.sample_count = 70;  // 3 x 10 a step: 3 steps, in the last one 10, 0, 0
-  SampleLedger ledger(spec);
-  EXPECT_EQ(ledger.steps_per_epoch(), 3u);
-  EXPECT_EQ(ledger.ChooseFor(1, JobRank(2)), (std::vector<SampleRange>{{Epoch(0), 50, 60}}));
-  EXPECT_EQ(ledger.ChooseFor(2, JobRank(0)), (std::vector<SampleRange>{{Epoch(0), 60, 70}}));
-  EXPECT_TRUE(ledger.ChooseFor(2, JobRank(1)).empty());
-  EXPECT_FALSE(ledger.FinishedAt(5));
-  EXPECT_TRUE(ledger.FinishedAt(6));
-  // Asked twice: counted once.
-  ledger.ApplyDrawFor(NodeId(1), 0, ledger.ChooseFor(0, JobRank(0)));
-  ledger.ApplyDrawFor(NodeId(1), 0, ledger.ChooseFor(0, JobRank(0)));
-  EXPECT_EQ(ledger.accounts().at(NodeId(1)).drawn, 10u);
 }
 
 }  // namespace
