@@ -23,6 +23,7 @@ void PeerKeyTable::Learn(JobId job, const std::vector<GroupPlan>& groups) {
 
 void PeerKeyTable::Fence(JobId job, const NodeRef& dead) {
   MutexLock lock(&mutex_);
+  if (ended_.contains(job)) return;
   Entry& entry = jobs_[job][dead.node];
   entry.fenced = std::max(entry.fenced, dead.incarnation);
 }

@@ -23,18 +23,20 @@ class Arrivals {
   Arrivals(uint32_t expected, Router::Done done) : left_(expected), done_(std::move(done)) {}
 
   void Arrive(const absl::Status& status) EXCLUDES(mutex_) {
+    absl::Status first;
     {
       MutexLock lock(&mutex_);
       status_.Update(status);
       if (--left_ > 0) return;
+      first = status_;
     }
-    if (done_) done_(status_);
+    if (done_) done_(first);
   }
 
  private:
   Mutex mutex_;
   uint32_t left_ GUARDED_BY(mutex_);
-  absl::Status status_;
+  absl::Status status_ GUARDED_BY(mutex_);
   const Router::Done done_;
 };
 

@@ -55,7 +55,7 @@ struct RouterOptions {
 };
 
 // Thread rule: every method may be called from any thread. Directives are applied in call order;
-// `done` is called from a shard thread when the directive is in force in all of them.
+// `done` is called once: from a shard thread when all have it in force, or at once with an error.
 class Router : public FrameSink, public KeyStore {
  public:
   using Done = std::function<void(absl::Status)>;
