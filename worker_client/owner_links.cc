@@ -55,7 +55,6 @@ void OwnerLinks::Issue(std::shared_ptr<ChunkOp> op) {
   {
     MutexLock lock(&mutex_);
     op->finished = false;
-    op->needs_send = true;
     op->received = 0;
     op->collected.clear();
     auto it = links_.find(op->owner);
@@ -69,8 +68,9 @@ void OwnerLinks::Issue(std::shared_ptr<ChunkOp> op) {
       op->sequence = Sequence(++it->second.last_sequence);
       it->second.pending.emplace(op->sequence.value(), op);
       if (it->second.channel != nullptr) {
-        outgoing = CollectSends();
+        outgoing.push_back(Prepare(it->second, op));
       } else {
+        it->second.unsent.insert(op->sequence.value());
         wanted_ = true;
         wake_.Signal();
       }
@@ -80,25 +80,29 @@ void OwnerLinks::Issue(std::shared_ptr<ChunkOp> op) {
   Tell(finished);
 }
 
-std::vector<OwnerLinks::Outgoing> OwnerLinks::CollectSends() {
-  std::vector<Outgoing> outgoing;
-  for (auto& [node, link] : links_) {
-    if (link.channel == nullptr) continue;
-    for (auto& [sequence, op] : link.pending) {
-      if (!op->needs_send || op->sends > 0 || op->finished) continue;
-      op->needs_send = false;
-      ++op->sends;
-      FrameHeader header = op->header;
-      header.job = self_.job;
-      header.sender = self_.node;
-      header.incarnation = self_.incarnation;
-      header.sequence = op->sequence;
-      // Replies come in any order; everything below the oldest pending one is here.
-      header.acknowledged = Sequence(link.pending.begin()->first - 1);
-      outgoing.push_back({link.channel, op, header});
+OwnerLinks::Outgoing OwnerLinks::Prepare(Link& link, const std::shared_ptr<ChunkOp>& op) {
+  ++op->sends;
+  FrameHeader header = op->header;
+  header.job = self_.job;
+  header.sender = self_.node;
+  header.incarnation = self_.incarnation;
+  header.sequence = op->sequence;
+  // Replies come in any order; everything below the oldest pending one is here.
+  header.acknowledged = Sequence(link.pending.begin()->first - 1);
+  return {link.channel, op, header};
+}
+
+void OwnerLinks::CollectSends(Link& link, std::vector<Outgoing>* out) {
+  if (link.channel == nullptr) return;
+  for (auto it = link.unsent.begin(); it != link.unsent.end();) {
+    const std::shared_ptr<ChunkOp>& op = link.pending.at(*it);
+    if (op->sends > 0) {  // an earlier channel still holds its memory
+      ++it;
+      continue;
     }
+    out->push_back(Prepare(link, op));
+    it = link.unsent.erase(it);
   }
-  return outgoing;
 }
 
 void OwnerLinks::SendAll(std::vector<Outgoing> outgoing) {
@@ -120,7 +124,7 @@ void OwnerLinks::OnSent(const std::shared_ptr<ChunkOp>& op, const Channel* chann
     if (!status.ok() && !op->finished) {
       // The channel was full or closed. A full one drains; a closed one is opened again, also
       // when it closed before Connect had returned it and OnClosed could not know it.
-      op->needs_send = true;
+      links_.at(op->owner).unsent.insert(op->sequence.value());
       Link* link = Find(*channel);
       if (link != nullptr && !absl::IsResourceExhausted(status)) Lose(*link, status, &finished);
       wanted_ = true;
@@ -166,6 +170,14 @@ void OwnerLinks::Shutdown(const absl::Status& cause) {
   for (auto& channel : channels) channel->Close(cause);
   Tell(finished);
   if (thread_.joinable()) thread_.join();
+  std::vector<std::thread> openers;  // nobody starts one any more
+  {
+    MutexLock lock(&mutex_);
+    for (auto& [node, link] : links_) {
+      if (link.opener.joinable()) openers.push_back(std::move(link.opener));
+    }
+  }
+  for (std::thread& opener : openers) opener.join();
 }
 
 void OwnerLinks::Finish(const std::shared_ptr<ChunkOp>& op, absl::Status status, Finished* out) {
@@ -173,7 +185,10 @@ void OwnerLinks::Finish(const std::shared_ptr<ChunkOp>& op, absl::Status status,
   op->finished = true;
   op->status = std::move(status);
   auto it = links_.find(op->owner);
-  if (it != links_.end()) it->second.pending.erase(op->sequence.value());
+  if (it != links_.end()) {
+    it->second.pending.erase(op->sequence.value());
+    it->second.unsent.erase(op->sequence.value());
+  }
   ReleaseIfFree(op, out);
 }
 
@@ -272,7 +287,7 @@ void OwnerLinks::Lose(Link& link, const absl::Status& cause, Finished* out) {
   EndReceiving(link, out);
   for (auto& [sequence, op] : link.pending) {
     op->received = 0;
-    op->needs_send = true;
+    link.unsent.insert(sequence);
   }
   wanted_ = true;
   wake_.Signal();
@@ -291,10 +306,9 @@ void OwnerLinks::Run() {
     bool more = false;
     {
       MutexLock lock(&mutex_);
-      outgoing = CollectSends();
       for (auto& [node, link] : links_) {
-        for (auto& [sequence, op] : link.pending) more = more || op->needs_send;
-        more = more || link.channel == nullptr;
+        CollectSends(link, &outgoing);
+        more = more || link.channel == nullptr || !link.unsent.empty();
       }
     }
     SendAll(std::move(outgoing));
@@ -305,36 +319,46 @@ void OwnerLinks::Run() {
   }
 }
 
+// Each in a thread of its own: one that does not answer keeps no other waiting.
 void OwnerLinks::OpenMissing() {
-  std::vector<ServerInfo> missing;
+  MutexLock lock(&mutex_);
+  const Ticks now = Clock::Real().Now();
+  for (auto& [node, link] : links_) {
+    if (stopping_ || link.channel != nullptr || link.opening || link.next_try > now) continue;
+    if (link.opener.joinable()) link.opener.join();  // its last act was to say that it is done
+    link.opening = true;
+    link.opener = std::thread([this, info = link.info] { Open(info); });
+  }
+}
+
+void OwnerLinks::Open(const ServerInfo& info) {
+  absl::StatusOr<std::shared_ptr<Channel>> channel =
+      transport_->Connect(info.data_address, self_, key_, this, kConnectTimeout);
+  std::vector<Outgoing> outgoing;
+  absl::Status unwanted;
   {
     MutexLock lock(&mutex_);
-    const Ticks now = Clock::Real().Now();
-    for (const auto& [node, link] : links_) {
-      if (link.channel == nullptr && link.next_try <= now) missing.push_back(link.info);
-    }
-  }
-  for (const ServerInfo& info : missing) {
-    auto channel = transport_->Connect(info.data_address, self_, key_, this, kConnectTimeout);
-    MutexLock lock(&mutex_);
+    Link& link = links_.at(info.node);
     if (stopping_) {
-      if (channel.ok()) (*channel)->Close(stopped_with_);
-      return;
-    }
-    Link& link = links_[info.node];
-    if (!(link.info == info)) {  // it moved meanwhile
-      if (channel.ok()) (*channel)->Close(absl::AbortedError("the owner moved to another address"));
-      continue;
-    }
-    if (channel.ok()) {
-      link.channel = *std::move(channel);
+      unwanted = stopped_with_;
+    } else if (!(link.info == info)) {
+      unwanted = absl::AbortedError("the owner moved to another address");
+    } else if (channel.ok()) {
+      link.channel = *channel;
       link.tries = 0;
       link.last_error = absl::OkStatus();
+      CollectSends(link, &outgoing);
     } else {
       link.last_error = channel.status();
       link.next_try = Clock::Real().Now() + RetryPause(link.tries++);
     }
   }
+  if (!unwanted.ok() && channel.ok()) (*channel)->Close(unwanted);
+  SendAll(std::move(outgoing));
+  MutexLock lock(&mutex_);
+  links_.at(info.node).opening = false;
+  wanted_ = true;
+  wake_.Signal();
 }
 
 std::string OwnerLinks::Describe(NodeId owner) const {
@@ -351,8 +375,13 @@ std::vector<std::string> OwnerLinks::Transports() const {
   MutexLock lock(&mutex_);
   std::vector<std::string> lines;
   for (const auto& [node, link] : links_) {
-    lines.push_back(absl::StrCat(link.info.name, ": ",
-                                 link.channel ? link.channel->transport() : "not connected"));
+    std::string how = "not connected";
+    if (link.channel != nullptr) {
+      how = link.channel->transport();
+      const std::string why = link.channel->transport_reason();
+      if (!why.empty()) absl::StrAppend(&how, " (", why, ")");
+    }
+    lines.push_back(absl::StrCat(link.info.name, ": ", how));
   }
   return lines;
 }

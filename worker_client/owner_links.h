@@ -2,7 +2,7 @@
 // with operations, and never lets go of the caller's memory while a channel may still touch it.
 //
 // Thread rule: every method may be called from any thread. Listener calls come from I/O threads or
-// the link thread, with no lock held.
+// the link threads, with no lock held.
 #pragma once
 
 #include <atomic>
@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -42,7 +43,6 @@ struct ChunkOp {
   bool receiving = false;  // a channel is writing into `out`
   uint64_t received = 0;   // bytes of the reply
   Sequence sequence;
-  bool needs_send = true;
   bool finished = false;  // an outcome is known; the listener is told when the memory is free
   FrameHeader reply;
   absl::Status status;
@@ -87,10 +87,13 @@ class OwnerLinks final : public FrameSink {
     absl::Status last_error = absl::UnavailableError("not connected yet");
     uint64_t last_sequence = 0;
     std::map<uint64_t, std::shared_ptr<ChunkOp>> pending;  // by sequence
+    std::set<uint64_t> unsent;  // of the pending: to be given to the channel, once more or first
     // The channel is writing into it; may be finished, and pending no more.
     std::shared_ptr<ChunkOp> receiving;
     Ticks next_try;
     uint32_t tries = 0;
+    bool opening = false;  // a thread of its own is in Connect
+    std::thread opener;
   };
   struct Outgoing {
     std::shared_ptr<Channel> channel;
@@ -101,7 +104,10 @@ class OwnerLinks final : public FrameSink {
 
   void Run();
   void OpenMissing() EXCLUDES(mutex_);
-  std::vector<Outgoing> CollectSends() REQUIRES(mutex_);
+  void Open(const ServerInfo& info) EXCLUDES(mutex_);
+  Outgoing Prepare(Link& link, const std::shared_ptr<ChunkOp>& op) REQUIRES(mutex_);
+  // What of `link` can be sent now.
+  void CollectSends(Link& link, std::vector<Outgoing>* out) REQUIRES(mutex_);
   void SendAll(std::vector<Outgoing> outgoing) EXCLUDES(mutex_);
   void OnSent(const std::shared_ptr<ChunkOp>& op, const Channel* channel,
               const absl::Status& status) EXCLUDES(mutex_);
