@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -103,21 +104,17 @@ std::vector<pid_t> ChildPids() {
   return pids;
 }
 
-}  // namespace
-
-FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
-  if (this != &other) {
-    Close();
-    fd_ = other.Release();
+// Whether `path` is a regular file that may be executed.
+absl::Status CheckProgram(const std::string& path) {
+  struct stat info {};
+  if (stat(path.c_str(), &info) != 0 || access(path.c_str(), X_OK) != 0) {
+    return absl::NotFoundError(absl::StrCat("program ", path, ": ", strerror(errno)));
   }
-  return *this;
+  if (S_ISREG(info.st_mode)) return absl::OkStatus();
+  return absl::NotFoundError(absl::StrCat("program ", path, ": no regular file"));
 }
 
-int FileDescriptor::Release() { return std::exchange(fd_, -1); }
-
-void FileDescriptor::Close() {
-  if (fd_ >= 0) close(std::exchange(fd_, -1));
-}
+}  // namespace
 
 std::string EndOf(const Process& process) {
   if (process.signal != 0) {
@@ -229,16 +226,17 @@ size_t ReapStrays(const std::set<pid_t>& known, bool kill_them) {
 
 absl::StatusOr<std::string> FindExecutable(const std::string& name, const std::string& directory,
                                            const Environment& env) {
+  if (name.empty()) return absl::InvalidArgumentError("program \"\": the name is empty");
   if (name.find('/') != std::string::npos) {
-    if (access(name.c_str(), X_OK) == 0) return name;
-    return absl::NotFoundError(absl::StrCat("program ", name, ": ", strerror(errno)));
+    PACELINE_RETURN_IF_ERROR(CheckProgram(name));
+    return name;
   }
-  const std::string beside = directory + "/" + name;
-  if (access(beside.c_str(), X_OK) == 0) return beside;
   const std::string path = env.Get("PATH").value_or("/usr/local/bin:/usr/bin:/bin");
-  for (const absl::string_view entry : absl::StrSplit(path, ':', absl::SkipEmpty())) {
-    const std::string candidate = absl::StrCat(entry, "/", name);
-    if (access(candidate.c_str(), X_OK) == 0) return candidate;
+  std::vector<std::string> folders = absl::StrSplit(path, ':', absl::SkipEmpty());
+  folders.insert(folders.begin(), directory);
+  for (const std::string& folder : folders) {
+    const std::string candidate = absl::StrCat(folder, "/", name);
+    if (CheckProgram(candidate).ok()) return candidate;
   }
   return absl::NotFoundError(
       absl::StrCat("program ", name, " is neither in ", directory, " nor in PATH"));

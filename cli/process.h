@@ -15,26 +15,9 @@
 #include "absl/status/statusor.h"
 #include "common/base/types.h"
 #include "common/config/environment.h"
+#include "common/runtime/file_descriptor.h"
 
 namespace paceline {
-
-// A file descriptor that is closed at the end of its scope.
-class FileDescriptor {
- public:
-  FileDescriptor() = default;
-  explicit FileDescriptor(int fd) : fd_(fd) {}
-  FileDescriptor(FileDescriptor&& other) noexcept : fd_(other.Release()) {}
-  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
-  ~FileDescriptor() { Close(); }
-
-  int get() const { return fd_; }
-  bool valid() const { return fd_ >= 0; }
-  int Release();
-  void Close();
-
- private:
-  int fd_ = -1;
-};
 
 struct SpawnRequest {
   std::string role;  // "scheduler", "server", "worker"

@@ -6,7 +6,7 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-#include "cli/process.h"
+#include "common/runtime/file_descriptor.h"
 
 namespace paceline {
 

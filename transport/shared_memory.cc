@@ -10,6 +10,7 @@
 #include <cerrno>
 
 #include "common/base/status.h"
+#include "transport/system_error.h"
 
 namespace paceline {
 namespace {

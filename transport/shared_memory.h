@@ -9,7 +9,7 @@
 #include <span>
 
 #include "absl/status/statusor.h"
-#include "transport/file_descriptor.h"
+#include "common/runtime/file_descriptor.h"
 
 namespace paceline {
 

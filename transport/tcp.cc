@@ -14,6 +14,7 @@
 #include "common/base/status.h"
 #include "common/runtime/clock.h"
 #include "transport/channel.h"
+#include "transport/system_error.h"
 #include "transport/tcp_address.h"
 #include "transport/tcp_wire.h"
 #include "transport/transport_core.h"

@@ -13,6 +13,7 @@
 
 #include "common/base/check.h"
 #include "common/base/status.h"
+#include "transport/system_error.h"
 
 namespace paceline {
 namespace {

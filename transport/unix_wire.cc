@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "common/base/status.h"
+#include "transport/system_error.h"
 
 namespace paceline {
 namespace {

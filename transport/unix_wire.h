@@ -10,8 +10,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/runtime/file_descriptor.h"
 #include "transport/authentication.h"
-#include "transport/file_descriptor.h"
 #include "transport/tcp_wire.h"
 #include "transport/wire.h"
 

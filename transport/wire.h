@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/types.h"
-#include "transport/file_descriptor.h"
+#include "common/runtime/file_descriptor.h"
 
 namespace paceline {
 

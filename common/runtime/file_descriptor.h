@@ -1,10 +1,9 @@
-// A file descriptor that is closed with its owner, and errors of the system.
+// A file descriptor that is closed with its owner.
 #pragma once
 
-#include <string>
-#include <utility>
+#include <unistd.h>
 
-#include "absl/status/status.h"
+#include <utility>
 
 namespace paceline {
 
@@ -17,15 +16,16 @@ class FileDescriptor {
     std::swap(fd_, other.fd_);
     return *this;
   }
-  ~FileDescriptor();
+  ~FileDescriptor() { Close(); }
+
   int get() const { return fd_; }
   bool valid() const { return fd_ >= 0; }
+  void Close() {
+    if (fd_ >= 0) close(std::exchange(fd_, -1));
+  }
 
  private:
   int fd_ = -1;
 };
-
-// Unavailable with the text of `error` (an errno), AlreadyExists for a taken address.
-absl::Status SystemError(int error, const std::string& what);
 
 }  // namespace paceline

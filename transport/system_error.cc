@@ -1,6 +1,4 @@
-#include "transport/file_descriptor.h"
-
-#include <unistd.h>
+#include "transport/system_error.h"
 
 #include <cerrno>
 #include <string>
@@ -8,10 +6,6 @@
 #include "common/base/status.h"
 
 namespace paceline {
-
-FileDescriptor::~FileDescriptor() {
-  if (fd_ >= 0) close(fd_);
-}
 
 absl::Status SystemError(int error, const std::string& what) {
   const std::string message(Std(absl::ErrnoToStatus(error, what).message()));
