@@ -60,7 +60,7 @@ struct OperationResult {
 };
 
 // An operation under way. 0 is none.
-using Operation = Strong<struct OperationTag, uint64_t>;
+using OperationHandle = Strong<struct OperationTag, uint64_t>;
 
 struct OperationOptions {
   Samples samples{1};       // in this gradient; 0: takes part with nothing (payload is not sent)
@@ -118,20 +118,20 @@ class Session {
 
   // Contributes `gradient` and receives the new weights into `weights`; both of the tensor's
   // elements, may be the same memory, and belong to the session until the operation is done.
-  virtual absl::StatusOr<Operation> PushPull(TensorId tensor, std::span<const float> gradient,
-                                             std::span<float> weights,
-                                             const OperationOptions& options) = 0;
-  virtual absl::StatusOr<Operation> Push(TensorId tensor, std::span<const float> gradient,
-                                         const OperationOptions& options) = 0;
+  virtual absl::StatusOr<OperationHandle> PushPull(TensorId tensor, std::span<const float> gradient,
+                                                   std::span<float> weights,
+                                                   const OperationOptions& options) = 0;
+  virtual absl::StatusOr<OperationHandle> Push(TensorId tensor, std::span<const float> gradient,
+                                               const OperationOptions& options) = 0;
   // The group's sum into `sum`; nothing is applied.
-  virtual absl::StatusOr<Operation> Reduce(TensorId tensor, std::span<const float> values,
-                                           std::span<float> sum,
-                                           const OperationOptions& options) = 0;
-  virtual absl::StatusOr<Operation> Pull(TensorId tensor, std::span<float> weights,
-                                         const OperationOptions& options) = 0;
+  virtual absl::StatusOr<OperationHandle> Reduce(TensorId tensor, std::span<const float> values,
+                                                 std::span<float> sum,
+                                                 const OperationOptions& options) = 0;
+  virtual absl::StatusOr<OperationHandle> Pull(TensorId tensor, std::span<float> weights,
+                                               const OperationOptions& options) = 0;
 
   // The operation's result; each operation is waited for once, and not one with a callback.
-  virtual absl::StatusOr<OperationResult> Wait(Operation operation) = 0;
+  virtual absl::StatusOr<OperationResult> Wait(OperationHandle operation) = 0;
   // All operations issued so far that have no callback; the first error wins.
   virtual absl::Status WaitAll() = 0;
 

@@ -38,16 +38,17 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   absl::StatusOr<TensorId> RegisterTensor(const TensorSpec& spec) override;
   absl::Status Init(TensorId tensor, std::span<const float> values) override;
   absl::Status WaitReady() override;
-  absl::StatusOr<Operation> PushPull(TensorId tensor, std::span<const float> gradient,
-                                     std::span<float> weights,
-                                     const OperationOptions& options) override;
-  absl::StatusOr<Operation> Push(TensorId tensor, std::span<const float> gradient,
-                                 const OperationOptions& options) override;
-  absl::StatusOr<Operation> Reduce(TensorId tensor, std::span<const float> values,
-                                   std::span<float> sum, const OperationOptions& options) override;
-  absl::StatusOr<Operation> Pull(TensorId tensor, std::span<float> weights,
-                                 const OperationOptions& options) override;
-  absl::StatusOr<OperationResult> Wait(Operation operation) override;
+  absl::StatusOr<OperationHandle> PushPull(TensorId tensor, std::span<const float> gradient,
+                                           std::span<float> weights,
+                                           const OperationOptions& options) override;
+  absl::StatusOr<OperationHandle> Push(TensorId tensor, std::span<const float> gradient,
+                                       const OperationOptions& options) override;
+  absl::StatusOr<OperationHandle> Reduce(TensorId tensor, std::span<const float> values,
+                                         std::span<float> sum,
+                                         const OperationOptions& options) override;
+  absl::StatusOr<OperationHandle> Pull(TensorId tensor, std::span<float> weights,
+                                       const OperationOptions& options) override;
+  absl::StatusOr<OperationResult> Wait(OperationHandle operation) override;
   absl::Status WaitAll() override;
   absl::Status AtStepBoundary() override;
   absl::Status Barrier(const std::string& name) override;
@@ -136,7 +137,6 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
     std::span<const float> values;
     std::span<float> out;
     OperationOptions options;
-    bool collect = false;
   };
   absl::StatusOr<uint64_t> Issue(const OpRequest& request);
   absl::Status CheckTensor(const OpRequest& request) REQUIRES(mutex_);

@@ -193,7 +193,7 @@ absl::StatusOr<OperationResult> PushPullAll(Session& session, TensorId tensor, f
   const std::vector<float> gradient(weights.size(), value);
   OperationOptions options;
   options.samples = samples;
-  PACELINE_ASSIGN_OR_RETURN(Operation operation,
+  PACELINE_ASSIGN_OR_RETURN(OperationHandle operation,
                             session.PushPull(tensor, gradient, weights, options));
   return session.Wait(operation);
 }

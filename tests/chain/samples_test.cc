@@ -109,7 +109,7 @@ absl::Status TrainOneJob(ChainCluster& cluster, const JobSpec& job, uint32_t ind
   PACELINE_ASSIGN_OR_RETURN(TensorId tensor, PrepareTensor(*session, kElements, value));
   start->resize(kElements);
   end->resize(kElements);
-  PACELINE_ASSIGN_OR_RETURN(Operation pull, session->Pull(tensor, *start, {}));
+  PACELINE_ASSIGN_OR_RETURN(OperationHandle pull, session->Pull(tensor, *start, {}));
   PACELINE_RETURN_IF_ERROR(session->Wait(pull).status());
   for (int i = 0; i < 10; ++i) {
     PACELINE_RETURN_IF_ERROR(PushPullAll(*session, tensor, 1.0f, *end, Samples(1)).status());

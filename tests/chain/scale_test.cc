@@ -33,7 +33,7 @@ TEST_P(Scale, OneUpdateOfEachGroup) {
             .status());
     PACELINE_RETURN_IF_ERROR(session->AtStepBoundary());
     PACELINE_RETURN_IF_ERROR(session->Barrier("updated"));
-    PACELINE_ASSIGN_OR_RETURN(Operation pull, session->Pull(tensor, weights, {}));
+    PACELINE_ASSIGN_OR_RETURN(OperationHandle pull, session->Pull(tensor, weights, {}));
     PACELINE_RETURN_IF_ERROR(session->Wait(pull).status());
     // Quotients are rounded; sums of a few of them come in any order.
     for (const float w : weights) EXPECT_NEAR(w, GetParam().expected, 4e-6f);

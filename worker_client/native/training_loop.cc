@@ -112,15 +112,16 @@ absl::Status TrainingLoop::Exchange(Samples samples) {
 }
 
 absl::Status TrainingLoop::OnEveryTensor(
-    const std::function<absl::StatusOr<Operation>(size_t tensor)>& issue) {
+    const std::function<absl::StatusOr<OperationHandle>(size_t tensor)>& issue) {
   absl::Status first;
-  std::vector<Operation> operations;
+  std::vector<OperationHandle> operations;
   for (size_t t = 0; t < tensors_.size() && first.ok(); ++t) {
-    const absl::StatusOr<Operation> operation = issue(t);
+    const absl::StatusOr<OperationHandle> operation = issue(t);
     first.Update(operation.status());
     if (operation.ok()) operations.push_back(*operation);
   }
-  for (const Operation operation : operations) first.Update(session_.Wait(operation).status());
+  for (const OperationHandle operation : operations)
+    first.Update(session_.Wait(operation).status());
   return first;
 }
 

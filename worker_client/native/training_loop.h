@@ -45,7 +45,8 @@ class TrainingLoop {
   absl::Status Exchange(Samples samples);
   // Issues one operation per tensor and waits for all, also after an error: the session uses the
   // memory of each until it is done. The first error wins.
-  absl::Status OnEveryTensor(const std::function<absl::StatusOr<Operation>(size_t tensor)>& issue);
+  absl::Status OnEveryTensor(
+      const std::function<absl::StatusOr<OperationHandle>(size_t tensor)>& issue);
   void Report(const BatchResult& batch);
   absl::Status WaitForOthers();
   absl::Status PullAll();

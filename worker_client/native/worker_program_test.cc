@@ -161,9 +161,9 @@ class LocalSession final : public Session {
     return absl::OkStatus();
   }
   absl::Status WaitReady() override { return absl::OkStatus(); }
-  absl::StatusOr<Operation> PushPull(TensorId tensor, std::span<const float> gradient,
-                                     std::span<float> weights,
-                                     const OperationOptions& options) override {
+  absl::StatusOr<OperationHandle> PushPull(TensorId tensor, std::span<const float> gradient,
+                                           std::span<float> weights,
+                                           const OperationOptions& options) override {
     if (fail_at == step_ && fail_from <= tensor) {
       return absl::AbortedError("the job was stopped: by the test");
     }
@@ -182,20 +182,20 @@ class LocalSession final : public Session {
     rates.push_back(options.learning_rate);
     return Begin();
   }
-  absl::StatusOr<Operation> Push(TensorId, std::span<const float>,
-                                 const OperationOptions&) override {
+  absl::StatusOr<OperationHandle> Push(TensorId, std::span<const float>,
+                                       const OperationOptions&) override {
     return absl::UnimplementedError("not used");
   }
-  absl::StatusOr<Operation> Reduce(TensorId, std::span<const float>, std::span<float>,
-                                   const OperationOptions&) override {
+  absl::StatusOr<OperationHandle> Reduce(TensorId, std::span<const float>, std::span<float>,
+                                         const OperationOptions&) override {
     return absl::UnimplementedError("not used");
   }
-  absl::StatusOr<Operation> Pull(TensorId tensor, std::span<float> weights,
-                                 const OperationOptions&) override {
+  absl::StatusOr<OperationHandle> Pull(TensorId tensor, std::span<float> weights,
+                                       const OperationOptions&) override {
     std::copy(weights_[tensor.value()].begin(), weights_[tensor.value()].end(), weights.begin());
     return Begin();
   }
-  absl::StatusOr<OperationResult> Wait(Operation) override {
+  absl::StatusOr<OperationResult> Wait(OperationHandle) override {
     --outstanding;
     return OperationResult{};
   }
@@ -252,9 +252,9 @@ class LocalSession final : public Session {
   std::atomic<uint64_t> empty_pushes{0};
 
  private:
-  Operation Begin() {
+  OperationHandle Begin() {
     ++outstanding;
-    return Operation(++operations_);
+    return OperationHandle(++operations_);
   }
 
   const JobSpec spec_;
