@@ -35,18 +35,22 @@ OwnerLinks::OwnerLinks(Transport* transport, const PeerIdentity& self, const Cha
 OwnerLinks::~OwnerLinks() { Shutdown(absl::CancelledError("the session was closed")); }
 
 void OwnerLinks::SetOwners(const std::vector<ServerInfo>& owners) {
-  MutexLock lock(&mutex_);
-  for (const ServerInfo& info : owners) {
-    Link& link = links_[info.node];
-    if (link.info == info) continue;
-    if (link.channel != nullptr) {
-      link.channel->Close(absl::AbortedError("the owner moved to another address"));
+  std::vector<std::shared_ptr<Channel>> unwanted;
+  {
+    MutexLock lock(&mutex_);
+    for (const ServerInfo& info : owners) {
+      Link& link = links_[info.node];
+      if (link.info == info) continue;
+      if (link.channel != nullptr) unwanted.push_back(link.channel);
+      link.info = info;
+      link.next_try = Ticks();
     }
-    link.info = info;
-    link.next_try = Ticks();
+    wanted_ = true;
+    wake_.Signal();
   }
-  wanted_ = true;
-  wake_.Signal();
+  for (const auto& channel : unwanted) {
+    channel->Close(absl::AbortedError("the owner moved to another address"));
+  }
 }
 
 void OwnerLinks::Issue(std::shared_ptr<ChunkOp> op) {
@@ -216,13 +220,17 @@ absl::StatusOr<std::shared_ptr<ChunkOp>> OwnerLinks::FindOp(const Channel& chann
   auto it = link->pending.find(header.sequence.value());
   if (it == link->pending.end()) return std::shared_ptr<ChunkOp>();
   const std::shared_ptr<ChunkOp>& op = it->second;
-  if (header.total > 0 && !op->collect && header.total != op->out.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(link->info.name, " answered ", Absl(Name(op->header.kind)), " of tensor ",
-                     op->header.tensor.value(), " chunk ", op->header.chunk.value(), " with ",
-                     header.total, " bytes, expected ", op->out.size()));
-  }
-  return op;
+  const bool fits = op->collect_limit > 0
+                        ? header.total <= op->collect_limit &&
+                              (header.offset == 0 || header.total == op->collected.size())
+                        : header.total == 0 || header.total == op->out.size();
+  if (fits && header.offset == op->received) return op;
+  return absl::InvalidArgumentError(
+      absl::StrCat(link->info.name, " answered ", Absl(Name(op->header.kind)), " of tensor ",
+                   op->header.tensor.value(), " chunk ", op->header.chunk.value(), " with byte ",
+                   header.offset, " of ", header.total, ", expected byte ", op->received, " of ",
+                   op->collect_limit > 0 ? absl::StrCat("at most ", op->collect_limit)
+                                         : absl::StrCat(op->out.size())));
 }
 
 absl::StatusOr<std::span<std::byte>> OwnerLinks::OnHeader(Channel& channel,
@@ -232,8 +240,8 @@ absl::StatusOr<std::span<std::byte>> OwnerLinks::OnHeader(Channel& channel,
   if (op == nullptr) return std::span<std::byte>();  // read and thrown away
   op->receiving = true;
   Find(channel)->receiving = op;
-  if (op->collect) {
-    if (op->collected.size() != header.total) op->collected.resize(header.total);
+  if (op->collect_limit > 0) {
+    op->collected.resize(header.total);
     return std::span<std::byte>(op->collected).subspan(header.offset, header.length);
   }
   return op->out.subspan(header.offset, header.length);

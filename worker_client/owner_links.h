@@ -30,8 +30,8 @@ struct ChunkOp {
   FrameHeader header;  // sender, incarnation, sequence and acknowledged are filled at each send
   NodeId owner;
   std::span<const std::byte> payload;
-  std::span<std::byte> out;  // where the reply's payload goes
-  bool collect = false;      // reply of unknown size: goes to `collected` instead
+  std::span<std::byte> out;    // where the reply's payload goes
+  uint64_t collect_limit = 0;  // not 0: a reply of up to so many bytes goes to `collected` instead
   int32_t priority = 0;
   std::vector<std::byte> collected;
   uint64_t tag = 0;    // the issuer's

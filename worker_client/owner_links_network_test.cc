@@ -1,12 +1,11 @@
 // Links to owners that answer, and to some that do not.
-#include "worker_client/owner_links.h"
-
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
 
 #include "transport/transport_test_util.h"
+#include "worker_client/owner_links.h"
 
 namespace paceline {
 namespace {

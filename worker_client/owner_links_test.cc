@@ -197,6 +197,38 @@ TEST_F(OwnerLinksTest, AReplyOfAnotherSizeIsAnError) {
   message.done(absl::OkStatus());
 }
 
+// Each piece of a reply comes once and in order; what a peer says to be larger than it can be
+// reserves no memory.
+TEST_F(OwnerLinksTest, PiecesThatAreNotTheNextOrAreTooManyAreErrors) {
+  auto channel = transport_.ChannelNumber(0);
+  std::vector<float> weights(4);
+  Issue(weights);
+  HandChannel::Message message = channel->Next();
+  message.done(absl::OkStatus());
+  FrameHeader piece = ReplyTo(message.header, 16);
+  piece.length = 8;
+  piece.offset = 8;
+  EXPECT_TRUE(absl::IsInvalidArgument(channel->sink().OnHeader(*channel, piece).status()));
+  piece.offset = 0;
+  const auto space = channel->sink().OnHeader(*channel, piece);
+  ASSERT_TRUE(space.ok()) << space.status();
+  ASSERT_TRUE(channel->sink().OnFrame(*channel, piece, Payload(*space, nullptr)).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(channel->sink().OnHeader(*channel, piece).status()));
+  EXPECT_TRUE(outcomes().empty());
+
+  auto state = std::make_shared<ChunkOp>();
+  state->owner = kOwner;
+  state->header.kind = FrameKind::kReadState;
+  state->collect_limit = 100;
+  links_.Issue(state);
+  message = channel->Next();
+  message.done(absl::OkStatus());
+  const FrameHeader more = ReplyTo(message.header, 101);
+  EXPECT_TRUE(absl::IsInvalidArgument(channel->sink().OnHeader(*channel, more).status()));
+  EXPECT_TRUE(channel->sink().OnHeader(*channel, ReplyTo(message.header, 100)).ok());
+  EXPECT_EQ(state->collected.size(), 100u);
+}
+
 // Memory that a channel may be writing into is given back when it no longer can, and then it is.
 TEST_F(OwnerLinksTest, AnOperationGivenUpWhileItsReplyArrivesEndsWithTheChannel) {
   auto channel = transport_.ChannelNumber(0);

@@ -4,6 +4,7 @@
 #include "common/base/status.h"
 #include "common/runtime/clock.h"
 #include "common/runtime/log.h"
+#include "parameter/state_codec.h"
 #include "worker_client/session_impl.h"
 
 namespace paceline {
@@ -46,7 +47,7 @@ absl::Status SessionImpl::CheckTensor(const OpRequest& request) {
   };
   const bool carries = request.options.samples > Samples(0) || !IsRound(request.kind);
   if (request.kind != FrameKind::kPull && carries && request.values.size() != elements &&
-      !request.collect && request.kind != FrameKind::kWriteState) {
+      request.kind != FrameKind::kReadState && request.kind != FrameKind::kWriteState) {
     return wrong_size("the gradient given", request.values.size());
   }
   const bool comes_back = request.kind == FrameKind::kPushPull ||
@@ -70,7 +71,7 @@ std::shared_ptr<ChunkOp> SessionImpl::MakeChunkOp(const OpRequest& request, cons
   op->owner = chunk.owner;
   op->index = index;
   op->priority = request.options.priority;
-  op->collect = request.collect;
+  if (request.kind == FrameKind::kReadState) op->collect_limit = MaxStateBytes(chunk.range.length);
   op->header = BaseHeader();
   op->header.kind = request.kind;
   op->header.tensor = *tensor.id;
@@ -303,7 +304,7 @@ absl::StatusOr<OperationResult> SessionImpl::WaitFor(uint64_t id) {
   return pending->result;
 }
 
-absl::StatusOr<OperationResult> SessionImpl::Wait(Operation operation) {
+absl::StatusOr<OperationResult> SessionImpl::Wait(OperationHandle operation) {
   return WaitFor(operation.value());
 }
 

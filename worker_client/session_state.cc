@@ -53,8 +53,7 @@ ChunkState PartOf(const TensorState& state, size_t index, const ChunkRange& rang
 
 absl::StatusOr<TensorState> SessionImpl::ReadState(TensorId tensor) {
   PACELINE_RETURN_IF_ERROR(WaitReady());
-  OpRequest request{FrameKind::kReadState, tensor.value(), {}, {}, {}};
-  request.collect = true;
+  const OpRequest request{FrameKind::kReadState, tensor.value(), {}, {}, {}};
   PACELINE_ASSIGN_OR_RETURN(uint64_t id, Issue(request));
   std::vector<std::shared_ptr<ChunkOp>> ops;
   std::vector<PlacedChunk> chunks;
