@@ -5,6 +5,7 @@
 #include <functional>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "plan/messages.h"
 #include "plan/operator_view.h"
@@ -35,5 +36,11 @@ class ControlClient {
   // "127.0.0.1:4300" or "in-memory", for messages.
   virtual std::string Peer() const = 0;
 };
+
+// Whether the same call may succeed later: the scheduler was away, slow to answer, or busy.
+inline bool IsWorthRetrying(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
+         absl::IsResourceExhausted(status);
+}
 
 }  // namespace paceline

@@ -71,10 +71,8 @@ absl::Status ServerAgent::Join() {
       joined_ = *reply;
       return absl::OkStatus();
     }
-    const bool again =
-        absl::IsUnavailable(reply.status()) || absl::IsDeadlineExceeded(reply.status());
     MutexLock lock(&mutex_);
-    if (!again || stopping_ || Now() + kJoinPause > deadline) {
+    if (!IsWorthRetrying(reply.status()) || stopping_ || Now() + kJoinPause > deadline) {
       return Annotate(reply.status(),
                       absl::StrCat("server '", options_.name, "' cannot join the scheduler at ",
                                    control_->Peer()));
@@ -92,8 +90,10 @@ void ServerAgent::OpenWatch() {
       [this](absl::Status cause) {
         MutexLock lock(&mutex_);
         if (stopping_) return;
-        LogWarning("server", options_.name, ": watch stream of ", control_->Peer(),
-                   " ended: ", std::string(cause.message()));
+        if (!std::exchange(away_, true)) {
+          LogWarning("server", options_.name, ": watch stream of ", control_->Peer(),
+                     " ended: ", std::string(cause.message()));
+        }
         watch_lost_ = true;
         wake_.Signal();
       });
@@ -173,10 +173,7 @@ absl::Status ServerAgent::SendQueued() {
       request = outbox_.front();
     }
     const absl::Status status = control_->Call(joined_.self, request, kCallTimeout).status();
-    // Away, or busy: it is sent again.
-    const bool again = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
-                       absl::IsResourceExhausted(status);
-    if (again) return status;
+    if (IsWorthRetrying(status)) return status;
     if (!status.ok()) {
       LogWarning("server", options_.name,
                  ": the scheduler refused an answer: ", std::string(status.message()));
@@ -184,6 +181,16 @@ absl::Status ServerAgent::SendQueued() {
     MutexLock lock(&mutex_);
     outbox_.pop_front();
   }
+}
+
+absl::Status ServerAgent::Report() {
+  const absl::Status status =
+      control_->Call(joined_.self, router_->Report(), kCallTimeout).status();
+  MutexLock lock(&mutex_);
+  if (status.ok() && !watch_lost_ && std::exchange(away_, false)) {
+    LogInfo("server", options_.name, ": ", control_->Peer(), " is back");
+  }
+  return status;
 }
 
 void ServerAgent::Run() {
@@ -204,7 +211,7 @@ void ServerAgent::Run() {
     }
     absl::Status status = SendQueued();
     if (Now() >= next_report) {
-      status = control_->Call(joined_.self, router_->Report(), kCallTimeout).status();
+      status = Report();
       next_report = Now() + kReportInterval;
     }
     if (absl::IsFailedPrecondition(status)) {

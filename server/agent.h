@@ -56,6 +56,7 @@ class ServerAgent {
   void Queue(NodeRequest request) EXCLUDES(mutex_);
   void Run();
   absl::Status SendQueued() EXCLUDES(mutex_);
+  absl::Status Report() EXCLUDES(mutex_);
 
   const ServerAgentOptions options_;
   ControlClient* const control_;
@@ -67,6 +68,7 @@ class ServerAgent {
   CondVar wake_;
   std::deque<NodeRequest> outbox_ GUARDED_BY(mutex_);
   bool watch_lost_ GUARDED_BY(mutex_) = false;
+  bool away_ GUARDED_BY(mutex_) = false;  // the scheduler; said once
   bool stopping_ GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };

@@ -98,9 +98,7 @@ absl::Status SessionImpl::JoinJob(Ticks deadline) {
       joined_ = *reply;
       return absl::OkStatus();
     }
-    const bool again =
-        absl::IsUnavailable(reply.status()) || absl::IsDeadlineExceeded(reply.status());
-    if (!again || Now() + kJoinPause > deadline) {
+    if (!IsWorthRetrying(reply.status()) || Now() + kJoinPause > deadline) {
       return Annotate(reply.status(),
                       absl::StrCat("worker '", options_.worker_name, "' cannot join job '",
                                    options_.job.name, "' at ", control_->Peer()));
@@ -130,34 +128,35 @@ absl::Status SessionImpl::WaitFormed(Ticks deadline) {
 
 // ---- Operations ---------------------------------------------------------------------------------
 
-absl::StatusOr<Operation> SessionImpl::PushPull(TensorId tensor, std::span<const float> gradient,
-                                                std::span<float> weights,
-                                                const OperationOptions& options) {
+absl::StatusOr<OperationHandle> SessionImpl::PushPull(TensorId tensor,
+                                                      std::span<const float> gradient,
+                                                      std::span<float> weights,
+                                                      const OperationOptions& options) {
   PACELINE_RETURN_IF_ERROR(WaitReady());
   PACELINE_ASSIGN_OR_RETURN(
       uint64_t id, Issue({FrameKind::kPushPull, tensor.value(), gradient, weights, options}));
-  return Operation(id);
+  return OperationHandle(id);
 }
 
-absl::StatusOr<Operation> SessionImpl::Push(TensorId tensor, std::span<const float> gradient,
-                                            const OperationOptions& options) {
+absl::StatusOr<OperationHandle> SessionImpl::Push(TensorId tensor, std::span<const float> gradient,
+                                                  const OperationOptions& options) {
   PACELINE_RETURN_IF_ERROR(WaitReady());
   PACELINE_ASSIGN_OR_RETURN(uint64_t id,
                             Issue({FrameKind::kPush, tensor.value(), gradient, {}, options}));
-  return Operation(id);
+  return OperationHandle(id);
 }
 
-absl::StatusOr<Operation> SessionImpl::Reduce(TensorId tensor, std::span<const float> values,
-                                              std::span<float> sum,
-                                              const OperationOptions& options) {
+absl::StatusOr<OperationHandle> SessionImpl::Reduce(TensorId tensor, std::span<const float> values,
+                                                    std::span<float> sum,
+                                                    const OperationOptions& options) {
   PACELINE_RETURN_IF_ERROR(WaitReady());
   PACELINE_ASSIGN_OR_RETURN(uint64_t id,
                             Issue({FrameKind::kReduce, tensor.value(), values, sum, options}));
-  return Operation(id);
+  return OperationHandle(id);
 }
 
-absl::StatusOr<Operation> SessionImpl::Pull(TensorId tensor, std::span<float> weights,
-                                            const OperationOptions& options) {
+absl::StatusOr<OperationHandle> SessionImpl::Pull(TensorId tensor, std::span<float> weights,
+                                                  const OperationOptions& options) {
   PACELINE_RETURN_IF_ERROR(WaitReady());
   uint64_t from_start = 0;
   OperationResult result;
@@ -184,11 +183,11 @@ absl::StatusOr<Operation> SessionImpl::Pull(TensorId tensor, std::span<float> we
   }
   if (from_start != 0) {
     if (options.done) options.done(result);
-    return Operation(from_start);
+    return OperationHandle(from_start);
   }
   PACELINE_ASSIGN_OR_RETURN(uint64_t id,
                             Issue({FrameKind::kPull, tensor.value(), {}, weights, options}));
-  return Operation(id);
+  return OperationHandle(id);
 }
 
 // ---- Steps --------------------------------------------------------------------------------------

@@ -28,9 +28,7 @@ absl::StatusOr<NodeReply> SessionImpl::CallScheduler(const NodeRequest& request)
   while (true) {
     const Ticks left = std::max(deadline - Now(), kSchedulerPause);
     absl::StatusOr<NodeReply> reply = control_->Call(joined_.self, request, left);
-    const bool again =
-        absl::IsUnavailable(reply.status()) || absl::IsResourceExhausted(reply.status());
-    if (!again || Now() + kSchedulerPause > deadline) return reply;
+    if (!IsWorthRetrying(reply.status()) || Now() + kSchedulerPause > deadline) return reply;
     MutexLock lock(&mutex_);
     if (!failed_.ok()) return failed_;
     if (closing_) return absl::CancelledError("the session was closed");
@@ -164,9 +162,7 @@ bool SessionImpl::SendQueued() {
       request = outbox_.front();
     }
     const absl::Status status = control_->Call(joined_.self, request, kControlTimeout).status();
-    const bool again = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
-                       absl::IsResourceExhausted(status);
-    if (again) return false;
+    if (IsWorthRetrying(status)) return false;
     MutexLock lock(&mutex_);
     outbox_.pop_front();
     if (status.ok() || (leaving_ && absl::IsFailedPrecondition(status))) continue;
@@ -220,10 +216,12 @@ bool SessionImpl::ReportOrBeat(Ticks* next_heartbeat) {
   }
   *next_heartbeat = Now() + Milliseconds(joined_.heartbeat_interval_ms);
   MutexLock lock(&mutex_);
-  if (status.ok() && !watch_lost_) away_ = false;
+  if (status.ok() && !watch_lost_ && std::exchange(away_, false)) {
+    LogInfo("worker", options_.worker_name, ": ", control_->Peer(), " is back");
+  }
   // To one that is leaving it says that it has left.
   if (absl::IsFailedPrecondition(status) && !left_ && !leaving_) Fail(status);
-  return !absl::IsUnavailable(status);
+  return !IsWorthRetrying(status);
 }
 
 WorkerReport SessionImpl::MakeReport() {

@@ -33,7 +33,8 @@
 
 namespace paceline {
 
-// Every bound of the core. What goes beyond one is refused with ResourceExhausted.
+// Every bound of the core. What goes beyond one is refused: with ResourceExhausted where waiting
+// may help, else with FailedPrecondition.
 struct CoreLimits {
   uint32_t max_jobs = 64;               // forming or running at once
   uint32_t max_nodes = 4096;            // joined at once

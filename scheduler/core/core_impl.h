@@ -208,7 +208,7 @@ class Core::Impl {
   bool MayComeBack(JobId id, NodeId but);
   void Unsettle(JobId id, NodeId worker);
   void Settle(JobId id, NodeId worker);
-  uint64_t UsedByOwners(JobId id, NodeId worker, bool discarded, bool applied) const;
+  uint64_t UsedByOwners(JobId id, NodeId worker) const;
 
   // ---- core_views.cc: what operators see
   void On(RequestId request, StatusQuery& query);

@@ -17,31 +17,6 @@ absl::Status CheckText(const char* field, const std::string& value, bool may_be_
       "join: ", field, ": ", value.size(), " bytes; use ", may_be_empty ? 0 : 1, "..", kMaxText));
 }
 
-// Nothing is silently ignored: what this version does not do is refused by name.
-absl::Status CheckSupported(const JobSpec& spec) {
-  if (spec.aggregation != Aggregation::kServer) {
-    return absl::UnimplementedError(absl::StrCat("aggregation: ", Absl(Name(spec.aggregation)),
-                                                 " is not available; use server"));
-  }
-  if (spec.local_steps != 1) {
-    return absl::UnimplementedError(
-        absl::StrCat("local_steps: ", spec.local_steps, " is not available; use 1"));
-  }
-  if (spec.quorum != 0 && spec.quorum != spec.workers) {
-    return absl::UnimplementedError(
-        absl::StrCat("quorum: ", spec.quorum, " is not available; use 0 (all members)"));
-  }
-  if (spec.gate || spec.max_staleness != 0) {
-    return absl::UnimplementedError(
-        absl::StrCat(spec.gate ? "gate" : "max_staleness", " is not available; leave it out"));
-  }
-  if (!spec.codecs.empty()) {
-    return absl::UnimplementedError(absl::StrCat("codecs: ", spec.codecs.begin()->second.name,
-                                                 " is not available; leave codecs out"));
-  }
-  return StalenessPolicy::Create(spec.policy).status();
-}
-
 }  // namespace
 
 absl::Status Core::Impl::CheckJoin(const JoinRequest& join) const {
@@ -63,7 +38,8 @@ absl::Status Core::Impl::CheckJoin(const JoinRequest& join) const {
   }
   if (join.role == Role::kServer) return absl::OkStatus();
   PACELINE_RETURN_IF_ERROR(Annotate(Validate(join.job), "job"));
-  return Annotate(CheckSupported(join.job), "job");
+  PACELINE_RETURN_IF_ERROR(Annotate(CheckSupported(join.job), "job"));
+  return Annotate(StalenessPolicy::Create(join.job.policy).status(), "job");
 }
 
 // Nodes of ended jobs keep their number too: the newest node with this name is the one.
@@ -89,7 +65,7 @@ absl::StatusOr<JobId> Core::Impl::JobOfJoiner(const JoinRequest& join) {
     }
     if (holding->ranks.size() >= options_.limits.max_worker_names &&
         holding->ranks.count(join.name) == 0) {
-      return absl::ResourceExhaustedError(absl::StrCat(
+      return absl::FailedPreconditionError(absl::StrCat(
           "job ", join.job.name, ": ", holding->ranks.size(), " worker names; reuse names"));
     }
     if (brings_optimizer) {

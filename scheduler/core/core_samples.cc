@@ -13,16 +13,14 @@ constexpr Ticks kRateWindow = Seconds(5);
 
 }  // namespace
 
-uint64_t Core::Impl::UsedByOwners(JobId id, NodeId worker, bool discarded, bool applied) const {
+uint64_t Core::Impl::UsedByOwners(JobId id, NodeId worker) const {
   auto run = runtimes_.find(id);
   if (run == runtimes_.end()) return 0;
   uint64_t used = 0;
   for (const auto& [server, report] : run->second.at_server) {
     if (!report.lead) continue;
     for (const WorkerStaleness& w : report.workers) {
-      if (w.worker != worker) continue;
-      if (applied) used += w.applied.value();
-      if (discarded) used += w.discarded.value();
+      if (w.worker == worker) used += w.applied.value() + w.discarded.value();
     }
   }
   return used;
@@ -48,7 +46,7 @@ void Core::Impl::DrawForStep(const NodeRecord& from, RequestId request,
   reply.finished = samples.FinishedAt(body.step.value());
   if (!reply.ranges.empty()) {
     Decide(scheduler::SamplesDrawn{from.job, from.ref(), reply.ranges,
-                                   UsedByOwners(from.job, from.id, true, true), true, body.step});
+                                   UsedByOwners(from.job, from.id), true, body.step});
   }
   Answer(request, NodeReply(std::move(reply)));
 }
@@ -91,7 +89,7 @@ void Core::Impl::ServeDraws(JobId id) {
       Answer(draw.request, NodeReply(DrawSamplesReply{lost, false}));
       return true;
     }
-    const uint64_t used = UsedByOwners(id, worker, true, true);
+    const uint64_t used = UsedByOwners(id, worker);
     const scheduler::DrawLimits limits{workers.size(), sessions_[worker].samples_per_s};
     DrawSamplesReply reply;
     reply.ranges =
@@ -167,7 +165,7 @@ void Core::Impl::Unsettle(JobId id, NodeId worker) {
 void Core::Impl::Settle(JobId id, NodeId worker) {
   JobRuntime& run = runtime(id);
   run.unsettled.erase(worker);
-  const uint64_t used = UsedByOwners(id, worker, true, true);
+  const uint64_t used = UsedByOwners(id, worker);
   scheduler::SampleLedger after = job(id).samples;
   after.ApplyUsed(worker, used);
   auto account = after.accounts().find(worker);

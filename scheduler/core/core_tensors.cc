@@ -60,7 +60,7 @@ absl::Status Core::Impl::CheckTensors(const JobRecord& job,
     if (first) chunks += spec.whole ? 1 : spec.bytes().value() / per_chunk + 1;
   }
   if (known.size() > options_.limits.max_tensors || chunks > options_.limits.max_chunks) {
-    return absl::ResourceExhaustedError(absl::StrCat(
+    return absl::FailedPreconditionError(absl::StrCat(
         "job ", job.spec.name, ": ", known.size(), " tensors of ", chunks, " chunks; at most ",
         options_.limits.max_tensors, " and ", options_.limits.max_chunks));
   }

@@ -8,8 +8,6 @@
 namespace paceline::scheduler {
 namespace {
 
-using Group = GroupPlan;
-
 JobSpec Spec(uint32_t workers, const char* groups = "one") {
   JobSpec spec;
   spec.name = "mnist";

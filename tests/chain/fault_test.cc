@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "common/base/status.h"
+#include "common/runtime/log.h"
 #include "common/safetensors/safetensors.h"
 #include "tests/chain/chain_cluster.h"
 
@@ -96,7 +97,8 @@ std::vector<float> GradientOf(int step) {
 
 absl::Status Push(Session& session, TensorId tensor, const std::vector<float>& gradient,
                   std::vector<float>& weights) {
-  PACELINE_ASSIGN_OR_RETURN(Operation operation, session.PushPull(tensor, gradient, weights, {}));
+  PACELINE_ASSIGN_OR_RETURN(OperationHandle operation,
+                            session.PushPull(tensor, gradient, weights, {}));
   PACELINE_RETURN_IF_ERROR(session.Wait(operation).status());
   return session.AtStepBoundary();
 }
@@ -130,7 +132,7 @@ TEST_F(FaultTest, TrainingFromAWrittenStateHasTheBitsOfTrainingOn) {
     for (const auto& [name, values] : saved.slots) {
       EXPECT_TRUE(SameBits(values, written.slots[name])) << name;
     }
-    PACELINE_ASSIGN_OR_RETURN(Operation pull, session->Pull(tensor, again, {}));
+    PACELINE_ASSIGN_OR_RETURN(OperationHandle pull, session->Pull(tensor, again, {}));
     PACELINE_RETURN_IF_ERROR(session->Wait(pull).status());
     EXPECT_TRUE(SameBits(again, saved.slots.at("weights")));
     for (int i = 5; i < 10; ++i) {
@@ -170,11 +172,11 @@ TEST_F(FaultTest, AStateWrittenUnderOpenPushesDiscardsThemAndTrainingGoesOn) {
       PACELINE_ASSIGN_OR_RETURN(TensorState state, session->ReadState(tensor));
       state.slots["weights"].assign(kElements, 8.0f);
       PACELINE_RETURN_IF_ERROR(session->WriteState(tensor, state));
-      PACELINE_ASSIGN_OR_RETURN(Operation pull, session->Pull(tensor, weights, {}));
+      PACELINE_ASSIGN_OR_RETURN(OperationHandle pull, session->Pull(tensor, weights, {}));
       PACELINE_RETURN_IF_ERROR(session->Wait(pull).status());
       PACELINE_RETURN_IF_ERROR(session->AtStepBoundary());
     } else {
-      PACELINE_ASSIGN_OR_RETURN(Operation operation,
+      PACELINE_ASSIGN_OR_RETURN(OperationHandle operation,
                                 session->PushPull(tensor, gradient, weights, {}));
       pushed.set_value();
       PACELINE_RETURN_IF_ERROR(session->Wait(operation).status());
@@ -244,7 +246,7 @@ TEST_F(FaultTest, ALeaversOpenPushEndsWithTheFenceThatVoidsIt) {
     std::vector<float> weights(kElements), gradient(kElements, 1.0f);
     ready.arrive_and_wait();
     if (index == 0) {
-      PACELINE_ASSIGN_OR_RETURN(Operation operation,
+      PACELINE_ASSIGN_OR_RETURN(OperationHandle operation,
                                 session->PushPull(tensor, gradient, weights, {}));
       PACELINE_RETURN_IF_ERROR(session->Leave("early"));
       left.set_value();
@@ -268,12 +270,20 @@ TEST_F(FaultTest, ALeaversOpenPushEndsWithTheFenceThatVoidsIt) {
   });
 }
 
+size_t Count(std::string_view text, std::string_view part) {
+  size_t count = 0;
+  for (size_t at = text.find(part); at != text.npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
 TEST_F(FaultTest, ASchedulerThatIsAwayIsNotAskedInALoop) {
   ChainCluster cluster(1);
   const JobSpec job = JobOf("quiet", 1, "one");
   RunWorkers(1, [&](uint32_t index) -> absl::Status {
     PACELINE_ASSIGN_OR_RETURN(auto session, cluster.Connect(job, index));
     PACELINE_ASSIGN_OR_RETURN(TensorId tensor, PrepareTensor(*session, kElements, 0.0f));
+    SetLogLevel(LogLevel::kWarning);
+    testing::internal::CaptureStderr();
     cluster.StopScheduler();
     const uint64_t before = cluster.port().calls();
     const Ticks began = Clock::Real().Now();
@@ -283,6 +293,9 @@ TEST_F(FaultTest, ASchedulerThatIsAwayIsNotAskedInALoop) {
     // Session and server each open a stream and call once in 100 ms.
     const int64_t tenths = (Clock::Real().Now() - began).value() / 100'000'000 + 1;
     EXPECT_LE(cluster.port().calls() - before, static_cast<uint64_t>(6 * tenths));
+    const std::string log = testing::internal::GetCapturedStderr();
+    SetLogLevel(LogLevel::kError);
+    EXPECT_EQ(Count(log, "watch stream of"), 2u) << log;
     cluster.StartScheduler();
     return session->Leave("done");
   });
