@@ -448,7 +448,7 @@ RunSummary Launcher::Summary() const {
     summary.reason = "stopped: " + view_->reason;
   } else {
     summary.outcome = Outcome::kSucceeded;
-    summary.reason = "all workers are done";
+    summary.reason = view_ ? "all workers are done" : "all workers are done; none joined the job";
   }
   return summary;
 }

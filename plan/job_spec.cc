@@ -210,6 +210,30 @@ absl::Status Validate(const JobSpec& spec) {
   return CheckRange("local_steps", spec.local_steps, 1, kMaxLocalSteps);
 }
 
+absl::Status CheckSupported(const JobSpec& spec) {
+  if (spec.aggregation != Aggregation::kServer) {
+    return absl::UnimplementedError(absl::StrCat("aggregation: ", Absl(Name(spec.aggregation)),
+                                                 " is not available; use server"));
+  }
+  if (spec.local_steps != 1) {
+    return absl::UnimplementedError(
+        absl::StrCat("local_steps: ", spec.local_steps, " is not available; use 1"));
+  }
+  if (spec.quorum != 0 && spec.quorum != spec.workers) {
+    return absl::UnimplementedError(
+        absl::StrCat("quorum: ", spec.quorum, " is not available; use 0 (all members)"));
+  }
+  if (spec.gate || spec.max_staleness != 0) {
+    return absl::UnimplementedError(
+        absl::StrCat(spec.gate ? "gate" : "max_staleness", " is not available; leave it out"));
+  }
+  if (!spec.codecs.empty()) {
+    return absl::UnimplementedError(absl::StrCat("codecs: ", spec.codecs.begin()->second.name,
+                                                 " is not available; leave codecs out"));
+  }
+  return absl::OkStatus();
+}
+
 std::string FirstDifference(const JobSpec& holding, const JobSpec& joiner) {
   std::string difference;
   const auto compare = [&](std::string_view field, const auto& holds, const auto& joins) {

@@ -80,6 +80,9 @@ struct JobSpec {
 // InvalidArgument names the field, the value and the range.
 absl::Status Validate(const JobSpec& spec);
 
+// Nothing is silently ignored: what this version does not do is refused by name. Unimplemented.
+absl::Status CheckSupported(const JobSpec& spec);
+
 // The name of the first field that differs, with both values ("chunk_bytes: 1048576 != 65536"),
 // or empty. An optimizer that is not set in `joiner` does not differ.
 std::string FirstDifference(const JobSpec& holding, const JobSpec& joiner);

@@ -236,7 +236,7 @@ absl::Status FinishLaunch(const KeyTable& table, LaunchConfig& c) {
         "no program to run; put it after --, as in: pacelinectl run --workers 2 -- ./train");
   }
   if (c.job.name.empty()) c.job.name = JobNameOf(c.program);
-  PACELINE_RETURN_IF_ERROR(CheckJob(table, c.job));
+  PACELINE_RETURN_IF_ERROR(CheckLaunchedJob(table, c.job));
   PACELINE_RETURN_IF_ERROR(FinishTls(table, c.tls));
   if (c.scheduler.empty()) return absl::OkStatus();
   return CheckExposed(table, "scheduler", c.scheduler, c.tls, c.insecure);

@@ -50,6 +50,16 @@ void EnumKey(KeyTable& table, std::string path, std::string doc, std::vector<Enu
   table.Add(std::move(key));
 }
 
+// An error of a job's field also says where its value comes from.
+absl::Status AtItsKey(const KeyTable& table, const absl::Status& status) {
+  if (status.ok()) return status;
+  const std::string message(status.message());
+  const std::string path =
+      "job." + message.substr(0, message.find_first_not_of("abcdefghijklmnopqrstuvwxyz_"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("job: ", message, " (", table.OriginOf(path), ")"));
+}
+
 }  // namespace
 
 void AddJobKeys(KeyTable& table, JobSpec& spec) {
@@ -90,13 +100,12 @@ void AddJobKeys(KeyTable& table, JobSpec& spec) {
 }
 
 absl::Status CheckJob(const KeyTable& table, const JobSpec& spec) {
-  const absl::Status status = Validate(spec);
-  if (status.ok()) return status;
-  const std::string message(status.message());
-  const std::string path =
-      "job." + message.substr(0, message.find_first_not_of("abcdefghijklmnopqrstuvwxyz_"));
-  return absl::InvalidArgumentError(
-      absl::StrCat("job: ", message, " (", table.OriginOf(path), ")"));
+  return AtItsKey(table, Validate(spec));
+}
+
+absl::Status CheckLaunchedJob(const KeyTable& table, const JobSpec& spec) {
+  PACELINE_RETURN_IF_ERROR(CheckJob(table, spec));
+  return AtItsKey(table, CheckSupported(spec));
 }
 
 }  // namespace paceline

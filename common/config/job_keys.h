@@ -15,5 +15,7 @@ void AddJobKeys(KeyTable& table, JobSpec& spec);
 
 // Validate(spec), with the origin of the field that the message names.
 absl::Status CheckJob(const KeyTable& table, const JobSpec& spec);
+// The same, and that this version can run it: before anything is started.
+absl::Status CheckLaunchedJob(const KeyTable& table, const JobSpec& spec);
 
 }  // namespace paceline

@@ -26,6 +26,14 @@ FLAGS = [
     ("pacelinectl run -- no-such-program", FAILED, ["no-such-program", "PATH"]),
     ("pacelinectl run -- ./not-there", FAILED, ["./not-there", "No such file"]),
     ("pacelinectl run -- ./file", FAILED, ["./file", "Permission denied"]),
+    ("pacelinectl run -- ", FAILED, ['program ""', "empty"]),
+    ("pacelinectl run -- ./.", FAILED, ["./.", "no regular file"]),
+    ("pacelinectl run --set job.aggregation=peer -- true", USAGE, ["aggregation", "peer", "use server"]),
+    ("pacelinectl run --workers 4 --set quorum=3 -- true", USAGE, ["quorum", "3", "use 0"]),
+    ("pacelinectl run --set local_steps=2 -- true", USAGE, ["local_steps", "2", "use 1"]),
+    ("pacelinectl run --set gate=true -- true", USAGE, ["gate", "leave it out"]),
+    ("pacelinectl run --set max_staleness=9 -- true", USAGE, ["max_staleness", "leave it out"]),
+    ("pacelinectl run --config codec.yaml -- true", USAGE, ["codecs", "fp16", "codec.yaml:2"]),
     ("pacelinectl run --wrokers 4 -- true", USAGE, ["--wrokers", "--workers"]),
     ("pacelinectl run --workers 0 -- true", USAGE, ["workers", '"0"', "1 .. 16384"]),
     ("pacelinectl run --workers many -- true", USAGE, ["workers", '"many"', "1 .. 16384"]),
@@ -110,6 +118,7 @@ def make_files(folder):
     (folder / "key.yaml").write_text("servers: 2\njob:\n  wrokers: 3\n")
     (folder / "value.yaml").write_text("servers: two\n")
     (folder / "twice.yaml").write_text("servers: 2\nservers: 3\n")
+    (folder / "codec.yaml").write_text("job:\n  codecs: {'dense*': fp16}\n")
     (folder / "broken.yaml").write_text("servers: [\n")
     images = (FASHION_MNIST / "train-images-idx3-ubyte.gz").read_bytes()
     damaged = bytearray(images)
