@@ -219,13 +219,13 @@ class OneClusterTest(unittest.TestCase):
     # Both jobs name their first tensor dense0.weight, of different shapes. Deterministic jobs of one group end with
     # the bits of a run that no other job can touch.
     def test_two_jobs_at_once_and_one_after_them_are_on_their_own(self):
-        common = ("--workers=2", "--groups=one", "--deterministic")
+        common = ("--workers=3", "--groups=one", "--deterministic")
         jobs = {"a": ("--model=mlp", "--seed=1"), "b": ("--model=softmax", "--seed=2"),
                 "c": ("--model=mlp", "--seed=3")}
         worker = ("--", "paceline-worker", "--max-steps=150")
         expected = {}
         for job, flags in jobs.items():
-            subprocess.run([program("paceline-worker"), "--standalone=2", "--max-steps=150", f"--save=alone-{job}", *flags],
+            subprocess.run([program("paceline-worker"), "--standalone=3", "--max-steps=150", f"--save=alone-{job}", *flags],
                            cwd=self.folder, env=clean_environment(), check=True, stdout=subprocess.DEVNULL)
             expected[job] = (self.folder / f"alone-{job}").read_bytes()
         self.assertEqual(len(set(expected.values())), 3)

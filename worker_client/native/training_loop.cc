@@ -96,7 +96,8 @@ float TrainingLoop::LearningRateOfGroup() const {
   const float rate = options_.schedule.At(UpdatesSoFar(), progress_);
   const JobSpec spec = session_.spec();
   if (spec.normalization != Normalization::kMean) return rate;
-  return rate * static_cast<float>(session_.group_size()) / static_cast<float>(spec.workers);
+  // In double: for a group of all workers it is the rate itself, to the bit.
+  return static_cast<float>(double{rate} * session_.group_size() / spec.workers);
 }
 
 absl::Status TrainingLoop::Exchange(Samples samples) {

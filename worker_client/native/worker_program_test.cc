@@ -353,6 +353,18 @@ TEST_F(TrainingLoopTest, ASampleWeighsTheSameInEveryGroup) {
   EXPECT_EQ(summed.rates[0], 0.1f);  // Σg is a quarter by itself
 }
 
+TEST_F(TrainingLoopTest, AGroupOfAllWorkersTakesTheScheduleToTheBit) {
+  for (const uint32_t workers : {3u, 5u, 7u, 9u, 10u}) {
+    for (const float rate : {0.03f, 0.017f, 0.0271f, 0.09999f}) {
+      job_.workers = workers;
+      options_.schedule = {rate, 0, Decay::kNone};
+      LocalSession session(job_, workers);
+      ASSERT_TRUE(Run(session).ok());
+      EXPECT_EQ(session.rates.front(), rate) << workers;
+    }
+  }
+}
+
 TEST_F(TrainingLoopTest, StopsAfterMaxSteps) {
   options_.max_steps = 4;
   LocalSession session(job_, 1);
