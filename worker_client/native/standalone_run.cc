@@ -3,14 +3,42 @@
 #include <cinttypes>
 #include <cstdio>
 #include <limits>
+#include <string>
+#include <string_view>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/status.h"
 #include "trainer/standalone.h"
 
 namespace paceline {
 
+namespace {
+
+// The reference is one synchronous group that averages; anything else is refused by name.
+absl::Status CheckReference(const JobSpec& job, uint32_t workers) {
+  PACELINE_RETURN_IF_ERROR(CheckSupported(job));
+  const auto refuse = [](std::string_view field, const std::string& value,
+                         const std::string& instead) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(Absl(field), ": ", value, " is not available with --standalone; ", instead));
+  };
+  if (job.normalization != Normalization::kMean) {
+    return refuse("normalization", std::string(Name(job.normalization)), "use mean");
+  }
+  if (job.groups.kind != GroupSpec::Kind::kOne) {
+    return refuse("groups", ToString(job.groups), "use one");
+  }
+  if (job.workers != 1 && job.workers != workers) {
+    return refuse("workers", absl::StrCat(job.workers), "leave it out, --standalone says how many");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::Status RunStandalone(Model& model, const DatasetSplit& data, const ProgramOptions& options,
                            const JobSpec& job, const Clock& clock) {
+  PACELINE_RETURN_IF_ERROR(CheckReference(job, options.standalone));
   StandaloneOptions reference;
   reference.workers = options.standalone;
   reference.batch_size = static_cast<uint32_t>(job.batch_size);
