@@ -27,6 +27,12 @@
 #define RELEASE(...) PACELINE_ATTRIBUTE(release_capability(__VA_ARGS__))
 #define NO_THREAD_SAFETY_ANALYSIS PACELINE_ATTRIBUTE(no_thread_safety_analysis)
 
+#if defined(__has_feature)
+#define PACELINE_THREAD_SANITIZER __has_feature(thread_sanitizer)
+#else
+#define PACELINE_THREAD_SANITIZER 0
+#endif
+
 namespace paceline {
 
 class CAPABILITY("mutex") Mutex {
@@ -61,9 +67,8 @@ class CondVar {
   // False when `timeout` passed first.
   bool WaitFor(Mutex* mutex, Ticks timeout) NO_THREAD_SAFETY_ANALYSIS {
     std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);
-    // wait_until on the system clock is what thread sanitizer of GCC 12 understands.
-    const auto status = cv_.wait_until(
-        lock, std::chrono::system_clock::now() + std::chrono::nanoseconds(timeout.value()));
+    const auto status =
+        cv_.wait_until(lock, WaitClock::now() + std::chrono::nanoseconds(timeout.value()));
     lock.release();
     return status == std::cv_status::no_timeout;
   }
@@ -71,6 +76,14 @@ class CondVar {
   void SignalAll() { cv_.notify_all(); }
 
  private:
+#if defined(__SANITIZE_THREAD__) || PACELINE_THREAD_SANITIZER
+  // Thread sanitizer understands no wait on another clock.
+  using WaitClock = std::chrono::system_clock;
+#else
+  // Steps of the wall clock are nothing to it.
+  using WaitClock = std::chrono::steady_clock;
+#endif
+
   std::condition_variable cv_;
 };
 
