@@ -48,6 +48,11 @@ TEST(TensorSpecTest, ErrorsNameTensorFieldAndRange) {
             "tensor w: shape: 33 dimensions; use 0..32");
   // 2^48 bytes are too many; one element less is not. Zero dimensions do not hide an overflow.
   EXPECT_FALSE(Validate(Floats("w", {uint64_t{1} << 46})).ok());
+  TensorSpec whole = Floats("w", {(64u << 20) + 1});
+  EXPECT_TRUE(Validate(whole).ok());
+  whole.whole = true;
+  EXPECT_EQ(Validate(whole).message(),
+            "tensor w: whole with 268435460 bytes; a chunk has at most 268435456, let it be cut");
   EXPECT_TRUE(Validate(Floats("w", {(uint64_t{1} << 46) - 1})).ok());
   EXPECT_FALSE(Validate(Floats("w", {uint64_t{1} << 40, uint64_t{1} << 40, 0})).ok());
   EXPECT_FALSE(Validate(Floats("w", {std::numeric_limits<uint64_t>::max(), 2})).ok());

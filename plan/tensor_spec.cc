@@ -7,6 +7,8 @@
 namespace paceline {
 namespace {
 
+constexpr uint64_t kMaxWholeBytes = 256u << 20;  // one chunk
+
 constexpr size_t kMaxNameBytes = 512;
 constexpr size_t kMaxDimensions = 32;
 constexpr uint64_t kMaxBytes = uint64_t{1} << 48;
@@ -47,6 +49,11 @@ absl::Status Validate(const TensorSpec& spec) {
                        " has 2^48 bytes or more; split it into smaller tensors"));
     }
     bytes *= dimension;
+  }
+  if (spec.whole && bytes > kMaxWholeBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("tensor ", spec.name, ": whole with ", bytes,
+                                                   " bytes; a chunk has at most ", kMaxWholeBytes,
+                                                   ", let it be cut"));
   }
   return absl::OkStatus();
 }

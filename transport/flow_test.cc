@@ -101,6 +101,17 @@ TEST(SendQueue, AMessageLargerThanTheFormatAllowsIsAnError) {
       absl::IsInvalidArgument(queue.Push(Numbered(1), {nowhere, kMaxMessageBytes + 1}, 0, none)));
 }
 
+TEST(SendQueue, TheBoundHoldsBackWhatCanBeSentAgainAndNeverEverything) {
+  SendQueue queue(1000);
+  const std::vector<std::byte> bytes(5000);
+  Channel::Completion none;
+  EXPECT_TRUE(queue.Push(Numbered(1), bytes, 0, none).ok()) << "larger than the bound, but alone";
+  EXPECT_TRUE(absl::IsResourceExhausted(queue.Push(Numbered(2), bytes, 0, none)));
+  FrameHeader reply = Numbered(3);
+  reply.reply = true;
+  EXPECT_TRUE(queue.Push(reply, bytes, 0, none).ok()) << "nobody would ask for it again";
+}
+
 class FlowTest : public testing::TestWithParam<std::string> {
  protected:
   void Start(const TransportOptions& server, const TransportOptions& client) {

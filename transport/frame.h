@@ -23,7 +23,7 @@ namespace paceline {
 inline constexpr uint32_t kFrameMagic = 0x314c4350;  // "PCL1" in memory
 inline constexpr uint8_t kWireVersion = 1;
 inline constexpr uint32_t kMaxPieceBytes = 256u << 10;
-inline constexpr uint64_t kMaxMessageBytes = 256u << 20;  // one chunk
+inline constexpr uint64_t kMaxMessageBytes = 2304ull << 20;  // the state of the largest chunk
 
 // The numbers are on the wire; never renumber.
 enum class FrameKind : uint8_t {

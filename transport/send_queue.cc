@@ -27,7 +27,10 @@ absl::Status SendQueue::Push(const FrameHeader& header, std::span<const std::byt
   MutexLock lock(&mutex_);
   if (!closed_.ok()) return closed_;
   const uint64_t queued = queued_bytes();
-  if (bytes > max_bytes_ || queued > max_bytes_ - bytes) {
+  // One message always goes, whatever its size. A reply that is not sent would never be asked for
+  // again; who answers bounds what may be asked for.
+  const bool bounded = queued > 0 && !header.reply;
+  if (bounded && (bytes > max_bytes_ || queued > max_bytes_ - bytes)) {
     return absl::ResourceExhaustedError(absl::StrCat(queued, " bytes are queued and ", bytes,
                                                      " more exceed max_send_bytes ", max_bytes_,
                                                      "; wait for completions or raise it"));

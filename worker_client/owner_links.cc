@@ -86,6 +86,7 @@ void OwnerLinks::Issue(std::shared_ptr<ChunkOp> op) {
 
 OwnerLinks::Outgoing OwnerLinks::Prepare(Link& link, const std::shared_ptr<ChunkOp>& op) {
   ++op->sends;
+  op->sent_on = link.channel;
   FrameHeader header = op->header;
   header.job = self_.job;
   header.sender = self_.node;
@@ -125,7 +126,9 @@ void OwnerLinks::OnSent(const std::shared_ptr<ChunkOp>& op, const Channel* chann
     MutexLock lock(&mutex_);
     PACELINE_CHECK(op->sends > 0);
     --op->sends;
-    if (!status.ok() && !op->finished) {
+    if (absl::IsInvalidArgument(status)) {
+      Finish(op, status, &finished);  // no channel would take it
+    } else if (!status.ok() && !op->finished) {
       // The channel was full or closed. A full one drains; a closed one is opened again, also
       // when it closed before Connect had returned it and OnClosed could not know it.
       links_.at(op->owner).unsent.insert(op->sequence.value());
@@ -145,10 +148,7 @@ void OwnerLinks::Abandon(const std::shared_ptr<ChunkOp>& op, const absl::Status&
   {
     MutexLock lock(&mutex_);
     if (!op->queued) return;
-    if (op->sends > 0 || op->receiving) {
-      auto it = links_.find(op->owner);
-      if (it != links_.end()) to_close = it->second.channel;
-    }
+    if (op->sends > 0 || op->receiving) to_close = op->sent_on.lock();
     Finish(op, cause, &finished);
   }
   if (to_close != nullptr) to_close->Close(cause);

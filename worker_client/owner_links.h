@@ -38,8 +38,9 @@ struct ChunkOp {
   uint32_t index = 0;  // the issuer's
 
   // ----
-  bool queued = false;     // known to its link; not finished
-  uint32_t sends = 0;      // given to a channel, completion outstanding
+  bool queued = false;  // known to its link; not finished
+  uint32_t sends = 0;   // given to a channel, completion outstanding
+  std::weak_ptr<Channel> sent_on;
   bool receiving = false;  // a channel is writing into `out`
   uint64_t received = 0;   // bytes of the reply
   Sequence sequence;

@@ -229,6 +229,30 @@ TEST_F(OwnerLinksTest, PiecesThatAreNotTheNextOrAreTooManyAreErrors) {
   EXPECT_EQ(state->collected.size(), 100u);
 }
 
+// What no channel would take, such as a message that is too large, costs no connection.
+TEST_F(OwnerLinksTest, AMessageThatCannotBeSentEndsItsOperation) {
+  auto channel = transport_.ChannelNumber(0);
+  Issue();
+  channel->Next().done(absl::InvalidArgumentError("too large"));
+  ASSERT_EQ(outcomes().size(), 1u);
+  EXPECT_EQ(outcomes()[0].second, absl::InvalidArgumentError("too large"));
+  Issue();
+  channel->Next();  // on the same channel
+}
+
+TEST_F(OwnerLinksTest, GivingUpClosesTheChannelThatHoldsTheMemoryAndNoOther) {
+  auto first = transport_.ChannelNumber(0);
+  const auto op = Issue();
+  HandChannel::Message held = first->Next();
+  first->sink().OnClosed(*first, absl::UnavailableError("cut"));
+  auto second = transport_.ChannelNumber(1);
+  links_.Abandon(op, absl::DeadlineExceededError("late"));
+  EXPECT_TRUE(first->close_asked());
+  EXPECT_FALSE(second->close_asked());
+  held.done(absl::UnavailableError("cut"));
+  ASSERT_EQ(outcomes().size(), 1u);
+}
+
 // Memory that a channel may be writing into is given back when it no longer can, and then it is.
 TEST_F(OwnerLinksTest, AnOperationGivenUpWhileItsReplyArrivesEndsWithTheChannel) {
   auto channel = transport_.ChannelNumber(0);
