@@ -1,5 +1,6 @@
 // The rounds of a ParameterShard: contributions in, sums applied, replies out.
 #include <array>
+#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -51,6 +52,10 @@ OperationStatus ParameterShard::Check(const Operation& operation) const {
   if (operation.kind == OperationKind::kReduce) return OperationStatus::kOk;
   if (settings_.optimizer == nullptr) return OperationStatus::kNoOptimizer;
   if (operation.samples.value() == 0) return OperationStatus::kOk;
+  // 0 is the optimizer's own.
+  if (!std::isfinite(operation.learning_rate) || operation.learning_rate < 0) {
+    return OperationStatus::kBadRequest;
+  }
   if (operation.base.lineage != version_.lineage) return OperationStatus::kDiscarded;
   return Staleness(version_, operation.base) ? OperationStatus::kOk : OperationStatus::kBadRequest;
 }

@@ -329,6 +329,10 @@ TEST(Refused, WhatDoesNotFitIsABadRequest) {
   EXPECT_EQ(status({.values = {1, 2, 3}}), OperationStatus::kBadRequest);  // too long
   EXPECT_EQ(status({.values = {}}), OperationStatus::kBadRequest);         // samples without bytes
   EXPECT_EQ(status({.values = {1, 2}, .base = 5}), OperationStatus::kBadRequest);  // no such base
+  for (const float rate :
+       {-0.1f, std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    EXPECT_EQ(status({.values = {1, 2}, .learning_rate = rate}), OperationStatus::kBadRequest);
+  }
   EXPECT_EQ(h.shard().open_rounds(), 0u);
 }
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "common/base/status.h"
@@ -12,6 +13,8 @@ namespace {
 
 constexpr Ticks kRetryPause = Milliseconds(5);
 constexpr Ticks kDeadlineScan = Milliseconds(50);
+
+Ticks Now() { return Clock::Real().Now(); }
 
 // A round is an operation of the whole group; it takes an ordinal and may carry samples.
 bool IsRound(FrameKind kind) {
@@ -54,6 +57,12 @@ absl::Status SessionImpl::CheckTensor(const OpRequest& request) {
                           request.kind == FrameKind::kPull || request.kind == FrameKind::kReduce;
   if (request.out.size() != elements && (comes_back || !request.out.empty())) {
     return wrong_size("the result buffer", request.out.size());
+  }
+  const float rate = request.options.learning_rate;
+  if (!std::isfinite(rate) || rate < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("push of tensor '", tensor.spec.name, "' with learning rate ", rate,
+                     "; use a finite one above 0, or 0 for the optimizer's own"));
   }
   if (IsPush(request.kind) && request.options.samples > Samples(0) &&
       plan_.spec.optimizer.name.empty()) {
@@ -104,7 +113,7 @@ absl::StatusOr<uint64_t> SessionImpl::Issue(const OpRequest& request) {
     pending->kind = request.kind;
     pending->tensor = request.tensor;
     pending->samples = request.options.samples;
-    pending->deadline = Deadline();
+    pending->deadline = Now() + request.patience.value_or(options_.deadline);
     pending->callback = request.options.done;
     pending->remaining = tensor.chunks.size();
     pending->result.bases = tensor.bases;
@@ -146,7 +155,7 @@ void SessionImpl::OnOutcome(const std::shared_ptr<ChunkOp>& op, const absl::Stat
     if (it == pending_.end()) return;
     Pending& pending = *it->second;
     if (!Settle(pending, *op, status)) {
-      retries_.push_back({Clock::Real().Now() + kRetryPause, op});
+      retries_.push_back({Now() + kRetryPause, op});
       timer_wake_.Signal();
       return;
     }
@@ -164,12 +173,15 @@ void SessionImpl::OnOutcome(const std::shared_ptr<ChunkOp>& op, const absl::Stat
     }
     changed_.SignalAll();
   }
-  if (finished != nullptr && finished->callback) {
-    if (finished->status.ok()) {
-      finished->callback(finished->result);
-    } else {
-      finished->callback(finished->status);
-    }
+  if (finished != nullptr) CallBack(*finished);
+}
+
+void SessionImpl::CallBack(const Pending& finished) {
+  if (!finished.callback) return;
+  if (finished.status.ok()) {
+    finished.callback(finished.result);
+  } else {
+    finished.callback(finished.status);
   }
 }
 
@@ -357,15 +369,20 @@ void SessionImpl::RunTimer() {
   while (true) {
     std::vector<std::shared_ptr<ChunkOp>> again;
     std::vector<Late> late;
+    std::vector<std::shared_ptr<Pending>> called_back;
     {
       MutexLock lock(&mutex_);
       if (closing_) return;
-      timer_wake_.WaitFor(&mutex_, retries_.empty() ? kDeadlineScan : kRetryPause);
+      if (called_back_.empty()) {
+        timer_wake_.WaitFor(&mutex_, retries_.empty() ? kDeadlineScan : kRetryPause);
+      }
       if (closing_) return;
-      const Ticks now = Clock::Real().Now();
+      called_back.swap(called_back_);
+      const Ticks now = Now();
       again = TakeDueRetries(now);
       late = TakeLate(now);
     }
+    for (const auto& finished : called_back) CallBack(*finished);
     for (auto& op : again) links_->Issue(op);
     for (const Late& one : late) {
       // What waits to be sent again is known to no link, which could end it.
