@@ -48,10 +48,13 @@ SessionImpl::~SessionImpl() {
   if (control_thread_.joinable()) control_thread_.join();
   if (timer_thread_.joinable()) timer_thread_.join();
   std::vector<Retry> retries;
+  std::vector<std::shared_ptr<Pending>> called_back;
   {
     MutexLock lock(&mutex_);
     retries.swap(retries_);
+    called_back.swap(called_back_);
   }
+  for (const auto& finished : called_back) CallBack(*finished);
   // What waited to be sent again is known to no link, which could end it.
   for (const Retry& retry : retries) {
     OnOutcome(retry.op, absl::CancelledError("the session was closed"));
@@ -116,10 +119,11 @@ absl::Status SessionImpl::WaitFormed(Ticks deadline) {
   while (failed_.ok() && !(have_plan_ && group_->in_group())) {
     const Ticks now = Now();
     if (now >= deadline) {
-      return absl::DeadlineExceededError(
-          absl::StrCat("worker '", options_.worker_name, "' waited for job '", options_.job.name,
-                       "' to form (", options_.job.workers, " workers expected): ",
-                       have_plan_ ? plan_.reason : std::string("no plan came from the scheduler")));
+      return absl::DeadlineExceededError(absl::StrCat(
+          "worker '", options_.worker_name, "' waited for job '", options_.job.name, "' to form (",
+          options_.job.workers, " workers expected): ",
+          have_plan_ && !plan_.reason.empty() ? plan_.reason
+                                              : std::string("others have not joined")));
     }
     changed_.WaitFor(&mutex_, deadline - now);
   }
@@ -158,35 +162,37 @@ absl::StatusOr<OperationHandle> SessionImpl::Reduce(TensorId tensor, std::span<c
 absl::StatusOr<OperationHandle> SessionImpl::Pull(TensorId tensor, std::span<float> weights,
                                                   const OperationOptions& options) {
   PACELINE_RETURN_IF_ERROR(WaitReady());
-  uint64_t from_start = 0;
-  OperationResult result;
+  const OpRequest request{FrameKind::kPull, tensor.value(), {}, weights, options};
   {
     MutexLock lock(&mutex_);
-    OpRequest request{FrameKind::kPull, tensor.value(), {}, weights, options};
     PACELINE_RETURN_IF_ERROR(CheckTensor(request));
     Tensor& held = tensors_[tensor.value()];
-    if (held.start.size() == weights.size() && !weights.empty()) {
-      std::copy(held.start.begin(), held.start.end(), weights.begin());
-      held.start = {};
-      auto pending = std::make_shared<Pending>();
-      pending->kind = FrameKind::kPull;
-      pending->done = true;
-      pending->result.versions = pending->result.bases = held.bases;
-      for (const Version& version : held.bases) {
-        pending->result.version = std::max(pending->result.version, version);
-      }
-      pending->result.base = pending->result.version;
-      result = pending->result;
-      from_start = next_operation_++;
-      if (!options.done) pending_.emplace(from_start, std::move(pending));
-    }
+    if (held.start.size() == weights.size() && !weights.empty()) return PullStart(held, request);
   }
-  if (from_start != 0) {
-    if (options.done) options.done(result);
-    return OperationHandle(from_start);
+  PACELINE_ASSIGN_OR_RETURN(uint64_t id, Issue(request));
+  return OperationHandle(id);
+}
+
+OperationHandle SessionImpl::PullStart(Tensor& held, const OpRequest& request) {
+  std::copy(held.start.begin(), held.start.end(), request.out.begin());
+  held.start = {};
+  auto pending = std::make_shared<Pending>();
+  pending->kind = FrameKind::kPull;
+  pending->done = true;
+  pending->callback = request.options.done;
+  pending->result.versions = pending->result.bases = held.bases;
+  for (const Version& version : held.bases) {
+    pending->result.version = std::max(pending->result.version, version);
   }
-  PACELINE_ASSIGN_OR_RETURN(uint64_t id,
-                            Issue({FrameKind::kPull, tensor.value(), {}, weights, options}));
+  pending->result.base = pending->result.version;
+  const uint64_t id = next_operation_++;
+  if (pending->callback) {
+    // On a thread of the session: the caller may hold a lock that its callback takes.
+    called_back_.push_back(std::move(pending));
+    timer_wake_.Signal();
+  } else {
+    pending_.emplace(id, std::move(pending));
+  }
   return OperationHandle(id);
 }
 
@@ -235,18 +241,6 @@ Samples SessionImpl::UnusedThisStep() const {
   return Samples(drawn > offered_this_step_ ? drawn - offered_this_step_ : 0);
 }
 
-void SessionImpl::AccountStep() {
-  counters_.discarded += UnusedThisStep();
-  in_hand_.clear();
-  offered_this_step_ = 0;
-  pushed_this_step_ = false;
-  for (Tensor& tensor : tensors_) tensor.next_ordinal = Ordinal();
-  const Ticks now = Now();
-  step_times_us_.push_back((now - step_began_).value() / 1000);
-  if (step_times_us_.size() > 32) step_times_us_.pop_front();
-  step_began_ = now;
-}
-
 absl::Status SessionImpl::AdvanceStep() {
   Step now;
   Samples unused;
@@ -254,7 +248,11 @@ absl::Status SessionImpl::AdvanceStep() {
     MutexLock lock(&mutex_);
     if (!failed_.ok()) return failed_;
     now = group_->step();
+    // Told and accounted for at once: what is drawn from here on is of the next step.
     unused = UnusedThisStep();
+    counters_.discarded += unused;
+    in_hand_.clear();
+    offered_this_step_ = 0;
   }
   PACELINE_RETURN_IF_ERROR(SendBoundary(now, now, unused, Ticks(0)));
   MutexLock lock(&mutex_);
@@ -268,9 +266,18 @@ absl::Status SessionImpl::AdvanceStep() {
     changed_.WaitFor(&mutex_, deadline - Now());
   }
   if (!failed_.ok()) return failed_;
-  AccountStep();
-  group_->Advance();
+  BeginStep();
   return absl::OkStatus();
+}
+
+void SessionImpl::BeginStep() {
+  pushed_this_step_ = false;
+  for (Tensor& tensor : tensors_) tensor.next_ordinal = Ordinal();
+  const Ticks now = Now();
+  step_times_us_.push_back((now - step_began_).value() / 1000);
+  if (step_times_us_.size() > 32) step_times_us_.pop_front();
+  step_began_ = now;
+  group_->Advance();
 }
 
 absl::Status SessionImpl::AtStepBoundary() {

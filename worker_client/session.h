@@ -145,6 +145,7 @@ class Session {
 
   // The next batch of at most `count` samples. In a deterministic job it is this (step, rank)'s
   // part, possibly empty: then take part in the step with samples 0.
+  // What is not pushed by the end of the step it was drawn in is discarded, and counted as that.
   virtual absl::StatusOr<SampleBatch> DrawSamples(uint32_t count) = 0;
 
   virtual absl::StatusOr<TensorState> ReadState(TensorId tensor) = 0;

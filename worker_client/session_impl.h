@@ -115,6 +115,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   absl::Status WaitFormed(Ticks deadline);
 
   // session_tensors.cc
+  absl::Status AwaitPrepared() REQUIRES(mutex_);
   absl::Status RegisterBatch(const std::vector<uint32_t>& batch);
   absl::Status AwaitSealed(const std::vector<uint32_t>& batch);
   absl::Status WriteInitial(const std::vector<uint32_t>& batch);
@@ -123,7 +124,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   // session.cc
   absl::Status AdvanceStep() EXCLUDES(mutex_);
   Samples UnusedThisStep() const REQUIRES(mutex_);
-  void AccountStep() REQUIRES(mutex_);
+  void BeginStep() REQUIRES(mutex_);
   void DropStartWeights() EXCLUDES(mutex_);
   // Waits for the answers up to `patience`, or not at all when it is 0.
   absl::Status SendBoundary(Step first, Step last, Samples unused, Ticks patience);
@@ -137,13 +138,17 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
     std::span<const float> values;
     std::span<float> out;
     OperationOptions options;
+    std::optional<Ticks> patience = {};  // else options_.deadline
   };
+  // The weights of the start round, which are here already.
+  OperationHandle PullStart(Tensor& held, const OpRequest& request) REQUIRES(mutex_);
   absl::StatusOr<uint64_t> Issue(const OpRequest& request);
   absl::Status CheckTensor(const OpRequest& request) REQUIRES(mutex_);
   std::shared_ptr<ChunkOp> MakeChunkOp(const OpRequest& request, const Tensor& tensor,
                                        uint32_t index) REQUIRES(mutex_);
   FrameHeader BaseHeader() const REQUIRES(mutex_);
   void OnOutcome(const std::shared_ptr<ChunkOp>& op, const absl::Status& status) override;
+  static void CallBack(const Pending& finished);
   // False when the operation is to be sent again.
   bool Settle(Pending& pending, ChunkOp& op, const absl::Status& status) REQUIRES(mutex_);
   absl::Status FromReply(const Pending& pending, const ChunkOp& op) REQUIRES(mutex_);
@@ -209,6 +214,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   uint64_t next_operation_ GUARDED_BY(mutex_) = 1;
   std::map<uint64_t, std::shared_ptr<Pending>> pending_ GUARDED_BY(mutex_);
   std::vector<Retry> retries_ GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<Pending>> called_back_ GUARDED_BY(mutex_);  // done, to be told
 
   Mutex draw_mutex_;  // held by DrawSamples: a draw says what came before it; before mutex_
   std::optional<SampleLease> lease_ GUARDED_BY(mutex_);

@@ -41,7 +41,8 @@ absl::StatusOr<TensorId> SessionImpl::RegisterTensor(const TensorSpec& spec) {
 
 absl::Status SessionImpl::Init(TensorId handle, std::span<const float> values) {
   MutexLock lock(&mutex_);
-  while (preparing_) changed_.Wait(&mutex_);  // the values given before may be on their way
+  // The values given before may be on their way.
+  PACELINE_RETURN_IF_ERROR(AwaitPrepared());
   if (handle.value() >= tensors_.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("Init: tensor ", handle.value(), " was never registered"));
@@ -58,12 +59,25 @@ absl::Status SessionImpl::Init(TensorId handle, std::span<const float> values) {
   return absl::OkStatus();
 }
 
+absl::Status SessionImpl::AwaitPrepared() {
+  const Ticks deadline = Now() + options_.start_deadline;
+  while (preparing_) {
+    if (Now() >= deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("worker '", options_.worker_name,
+                       "' waited for another thread of it that gets tensors ready"));
+    }
+    changed_.WaitFor(&mutex_, deadline - Now());
+  }
+  return absl::OkStatus();
+}
+
 absl::Status SessionImpl::WaitReady() {
   std::vector<uint32_t> batch;
   bool first = false;
   {
     MutexLock lock(&mutex_);
-    while (preparing_) changed_.Wait(&mutex_);
+    PACELINE_RETURN_IF_ERROR(AwaitPrepared());
     if (!failed_.ok()) return failed_;
     for (uint32_t i = 0; i < tensors_.size(); ++i) {
       if (!tensors_[i].ready) batch.push_back(i);
@@ -173,6 +187,7 @@ absl::Status SessionImpl::StartRound(const std::vector<uint32_t>& batch) {
       tensors_[i].start.assign(tensors_[i].spec.elements(), 0.0f);
       OpRequest request{FrameKind::kPushPull, i, {}, tensors_[i].start, {}};
       request.options.samples = Samples(0);
+      request.patience = options_.start_deadline;  // others may start later
       requests.push_back(std::move(request));
     }
   }

@@ -214,6 +214,94 @@ TEST_F(FaultTest, ABarrierWaitsForAllThatHaveNotLeft) {
   });
 }
 
+TEST_F(FaultTest, ALearningRateThatIsNoneIsRefused) {
+  ChainCluster cluster(1);
+  const JobSpec job = JobOf("rates", 1, "one");
+  RunWorkers(1, [&](uint32_t index) -> absl::Status {
+    PACELINE_ASSIGN_OR_RETURN(auto session, cluster.Connect(job, index));
+    PACELINE_ASSIGN_OR_RETURN(TensorId tensor, PrepareTensor(*session, kElements, 0.0f));
+    std::vector<float> gradient(kElements, 1.0f), weights(kElements);
+    for (const float rate :
+         {-1.0f, std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+      OperationOptions options;
+      options.learning_rate = rate;
+      EXPECT_TRUE(
+          absl::IsInvalidArgument(session->PushPull(tensor, gradient, weights, options).status()));
+    }
+    PACELINE_RETURN_IF_ERROR(TrainSteps(*session, tensor, kElements, 1));
+    return session->Leave("done");
+  });
+}
+
+// Also that of a pull whose weights are here already.
+TEST_F(FaultTest, ACallbackComesFromAThreadOfTheSession) {
+  ChainCluster cluster(1);
+  const JobSpec job = JobOf("callbacks", 1, "one");
+  RunWorkers(1, [&](uint32_t index) -> absl::Status {
+    PACELINE_ASSIGN_OR_RETURN(auto session, cluster.Connect(job, index));
+    PACELINE_ASSIGN_OR_RETURN(TensorId tensor, PrepareTensor(*session, kElements, 0.25f));
+    for (int i = 0; i < 2; ++i) {
+      std::vector<float> weights(kElements);
+      std::promise<std::thread::id> called;
+      OperationOptions options;
+      options.done = [&](const absl::StatusOr<OperationResult>& result) {
+        EXPECT_TRUE(result.ok()) << result.status();
+        called.set_value(std::this_thread::get_id());
+      };
+      PACELINE_RETURN_IF_ERROR(session->Pull(tensor, weights, options).status());
+      EXPECT_NE(called.get_future().get(), std::this_thread::get_id());
+      EXPECT_EQ(weights[kElements - 1], 0.25f);
+    }
+    return session->Leave("done");
+  });
+}
+
+// Samples drawn while a step ends are of the next one: the owners are told of each that is given
+// up.
+TEST_F(FaultTest, SamplesDrawnWhileAStepEndsAreCountedOnce) {
+  ChainCluster cluster(1);
+  JobSpec job = JobOf("ahead", 1, "one");
+  job.sample_count = 2000;
+  job.epochs = 1;
+  SessionCounters own;
+  RunWorkers(1, [&](uint32_t index) -> absl::Status {
+    PACELINE_ASSIGN_OR_RETURN(auto session, cluster.Connect(job, index));
+    PACELINE_ASSIGN_OR_RETURN(TensorId tensor, PrepareTensor(*session, kElements, 0.0f));
+    std::atomic<bool> over{false};
+    std::thread ahead([&] {
+      while (!over) {
+        const absl::StatusOr<SampleBatch> batch = session->DrawSamples(1);
+        EXPECT_TRUE(batch.ok()) << batch.status();
+        if (!batch.ok() || batch->finished) over = true;
+      }
+    });
+    std::vector<float> weights(kElements);
+    absl::Status status;
+    while (!over && status.ok()) {
+      status = PushPullAll(*session, tensor, 0.0f, weights, Samples(0)).status();
+      status.Update(session->AtStepBoundary());
+    }
+    over = true;
+    ahead.join();
+    PACELINE_RETURN_IF_ERROR(status);
+    PACELINE_RETURN_IF_ERROR(session->Leave("done"));
+    own = session->counters();
+    return absl::OkStatus();
+  });
+  JobView view;
+  EXPECT_TRUE(cluster.Await(
+      job.name,
+      [](const JobView& v) {
+        return v.state == JobState::kFinished && v.drawn == v.discarded + v.returned;
+      },
+      &view))
+      << view.drawn << " drawn, " << view.discarded << " discarded, " << view.returned
+      << " returned";
+  EXPECT_EQ(own.drawn, view.drawn);
+  EXPECT_EQ(own.discarded, view.discarded);
+  EXPECT_GT(own.discarded, Samples(0));
+}
+
 TEST_F(FaultTest, AResultBufferOfAnotherSizeIsRefused) {
   ChainCluster cluster(1);
   const JobSpec job = JobOf("sizes", 1, "one");
