@@ -157,6 +157,10 @@ void EventLoop::Run() {
       if (stopping_ || !failed.ok()) break;
     }
     ReleaseDurable();
+    if (IsFull()) {
+      SkipTime();
+      continue;
+    }
     AdvanceTime();
     for (Item& item : items) Handle(std::move(item));
     if (now_ - last_tick_ >= options_.tick_interval) Tick();
@@ -167,7 +171,7 @@ void EventLoop::Run() {
 }
 
 std::vector<EventLoop::Item> EventLoop::TakeItems() {
-  const bool full = in_flight_.size() >= options_.max_batches_in_flight;
+  const bool full = IsFull();
   MutexLock lock(&mutex_);
   while (!stopping_ && failed_.ok() && completions_ == 0 && (full || queue_.empty())) {
     if (!changed_.WaitFor(&mutex_, options_.tick_interval)) break;
@@ -179,6 +183,11 @@ std::vector<EventLoop::Item> EventLoop::TakeItems() {
   queue_.clear();
   return items;
 }
+
+bool EventLoop::IsFull() const { return in_flight_.size() >= options_.max_batches_in_flight; }
+
+// While nobody is heard nobody's lease runs.
+void EventLoop::SkipTime() { real_now_ = clock_->Now(); }
 
 void EventLoop::AdvanceTime() {
   const Ticks real = clock_->Now();

@@ -96,6 +96,8 @@ class EventLoop final : public ControlService {
   void Enqueue(Request request) EXCLUDES(mutex_);
   void Run();
   std::vector<Item> TakeItems() EXCLUDES(mutex_);
+  bool IsFull() const;
+  void SkipTime();
   void AdvanceTime();
   void Handle(Item item);
   void HandleRequest(Request request);

@@ -8,6 +8,7 @@
 #include <future>
 #include <set>
 #include <string>
+#include <thread>
 
 #include "control/in_memory.h"
 
@@ -93,6 +94,26 @@ Term Core::term() const { return Term(1); }
 
 namespace {
 
+// Lets a test wait until the loop has looked at the time.
+class WatchedClock final : public Clock {
+ public:
+  Ticks Now() const override {
+    const Ticks now = clock_.Now();
+    ++looks_;
+    return now;
+  }
+  int64_t UnixTimeMs() const override { return clock_.UnixTimeMs(); }
+  void Advance(Ticks by) { clock_.Advance(by); }
+  void AdvanceAndAwaitLook(Ticks by) {
+    clock_.Advance(by);
+    for (const uint64_t before = looks_; looks_ == before;) std::this_thread::yield();
+  }
+
+ private:
+  ManualClock clock_;
+  mutable std::atomic<uint64_t> looks_{0};
+};
+
 class EventLoopTest : public testing::Test {
  protected:
   void Start(EventLoopOptions options = {}) {
@@ -119,7 +140,7 @@ class EventLoopTest : public testing::Test {
     return reply.ok() ? reply->self : NodeRef{};
   }
 
-  ManualClock clock_;
+  WatchedClock clock_;
   std::shared_ptr<InMemoryJournal::Store> store_ = InMemoryJournal::MakeStore();
   std::promise<absl::Status> failed_;
   std::unique_ptr<EventLoop> loop_;
@@ -240,6 +261,27 @@ TEST_F(EventLoopTest, AFullQueueRefusesRequestsButNotHeartbeats) {
   }
   ASSERT_TRUE(status.ok()) << status;
   EXPECT_EQ(answered, sent + 1);
+}
+
+// A disk that stalls keeps the loop from hearing anybody: nobody is silent for that.
+TEST_F(EventLoopTest, NoTimePassesForLeasesWhileTheJournalsWindowIsFull) {
+  EventLoopOptions options;
+  options.max_batches_in_flight = 1;
+  Start(options);
+  const auto uptime_ms = [this] {
+    const auto reply = client_->Operate(StatusQuery{}, Seconds(30));
+    EXPECT_TRUE(reply.ok()) << reply.status();
+    return reply.ok() ? std::get<ClusterView>(*reply).uptime_ms : 0;
+  };
+  const uint64_t before = uptime_ms();
+  InMemoryJournal::Hold(*store_, true);
+  std::promise<void> joined;
+  loop_->Join(JoinRequest{}, [&](const auto&) { joined.set_value(); });
+  // The first look may be that of the step which fills the window.
+  for (int i = 0; i < 20; ++i) clock_.AdvanceAndAwaitLook(Seconds(1));
+  InMemoryJournal::Hold(*store_, false);
+  joined.get_future().wait();
+  EXPECT_LE(uptime_ms() - before, 2'000u);
 }
 
 TEST_F(EventLoopTest, WaitingRequestsAreBounded) {

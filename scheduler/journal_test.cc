@@ -181,6 +181,33 @@ TEST_F(SqliteJournalTest, SeesATruncatedFile) {
   EXPECT_EQ(opened.status().code(), absl::StatusCode::kDataLoss) << opened.status();
 }
 
+TEST_F(SqliteJournalTest, ItsDirectoryMayBeALinkAndItsFileNot) {
+  const fs::path link = directory_ / "link";
+  fs::create_directory(directory_ / "real");
+  fs::create_directory_symlink(directory_ / "real", link);
+  path_ = link / "journal";
+  {
+    auto journal = Open();
+    ASSERT_TRUE(journal.ok()) << journal.status();
+    ASSERT_TRUE(Append(**journal, {{1, "one"}}).ok());
+  }
+  path_ = directory_ / "real" / "journal";
+  {
+    auto journal = Open();
+    ASSERT_TRUE(journal.ok()) << journal.status();
+    EXPECT_EQ((*journal)->TakeRecovered().size(), 1u);
+  }
+  fs::create_symlink(path_, directory_ / "other");
+  path_ = directory_ / "other";
+  EXPECT_FALSE(Open().ok());
+}
+
+TEST_F(SqliteJournalTest, ANameThatIsMissingIsDamage) {
+  ASSERT_TRUE(Open().ok());
+  Execute("DROP TABLE cluster; CREATE TABLE cluster(name TEXT); INSERT INTO cluster VALUES(NULL)");
+  EXPECT_EQ(Open().status().code(), absl::StatusCode::kDataLoss) << Open().status();
+}
+
 TEST_F(SqliteJournalTest, NamesADirectoryThatIsMissing) {
   path_ = directory_ / "missing" / "journal";
   const auto opened = Open();

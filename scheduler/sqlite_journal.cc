@@ -102,7 +102,9 @@ class SqliteFile {
     if (format != kFormat) return Damaged(path_, absl::StrCat("it has format ", format));
     Statement select(db_, "SELECT name FROM cluster");
     if (select.Step() != SQLITE_ROW) return Damaged(path_, "it does not say whose it is");
-    const std::string name(reinterpret_cast<const char*>(sqlite3_column_text(select.get(), 0)));
+    const auto* text = reinterpret_cast<const char*>(sqlite3_column_text(select.get(), 0));
+    if (text == nullptr) return Damaged(path_, "it does not say whose it is");
+    const std::string name(text);
     if (name == cluster) return absl::OkStatus();
     return absl::FailedPreconditionError(
         absl::StrCat("journal ", path_, " is of cluster \"", name, "\", not \"", cluster,
@@ -142,12 +144,7 @@ class SqliteFile {
 
   absl::Status Commit(const std::vector<JournalEntry>& entries) {
     PACELINE_RETURN_IF_ERROR(Execute("BEGIN IMMEDIATE"));
-    absl::Status inserted = Insert(entries);
-    if (!inserted.ok()) {
-      Execute("ROLLBACK").IgnoreError();
-      return inserted;
-    }
-    return Execute("COMMIT");
+    return CommitIf(Insert(entries));
   }
 
   absl::Status Compact(const JournalEntry& state) {
@@ -155,14 +152,17 @@ class SqliteFile {
     absl::Status done =
         Execute(absl::StrCat("DELETE FROM entries WHERE position <= ", state.index));
     if (done.ok()) done = Insert({state});
-    if (!done.ok()) {
-      Execute("ROLLBACK").IgnoreError();
-      return done;
-    }
-    return Execute("COMMIT");
+    return CommitIf(std::move(done));
   }
 
  private:
+  // Leaves no transaction open: the next one could not begin.
+  absl::Status CommitIf(absl::Status done) {
+    if (done.ok()) done = Execute("COMMIT");
+    if (!done.ok()) Execute("ROLLBACK").IgnoreError();
+    return done;
+  }
+
   absl::Status Insert(const std::vector<JournalEntry>& entries) {
     Statement insert(db_, "INSERT INTO entries VALUES(?, ?, ?)");
     for (const JournalEntry& entry : entries) {
@@ -211,6 +211,15 @@ absl::Status SystemError(const std::string& path, std::string_view what) {
   return absl::UnavailableError(absl::StrCat("journal ", path, ": ", Absl(what), ": ",
                                              std::strerror(errno),
                                              "; check that the directory exists and is writable"));
+}
+
+// `path` with its directory's links followed: SQLite, told to follow none, would refuse those too.
+absl::StatusOr<std::string> Resolve(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  const std::string directory = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  const std::unique_ptr<char, void (*)(void*)> real(::realpath(directory.c_str(), nullptr), ::free);
+  if (real == nullptr) return SystemError(path, "open directory");
+  return absl::StrCat(real.get(), "/", path.substr(slash == std::string::npos ? 0 : slash + 1));
 }
 
 // SQLite takes a file shorter than its header for a new database and would overwrite it.
@@ -277,8 +286,9 @@ class SqliteJournal final : public Journal {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Journal>> OpenSqliteJournal(const std::string& path,
+absl::StatusOr<std::unique_ptr<Journal>> OpenSqliteJournal(const std::string& named,
                                                            const std::string& cluster) {
+  PACELINE_ASSIGN_OR_RETURN(const std::string path, Resolve(named));
   struct stat info;
   if (::stat(path.c_str(), &info) != 0) {
     if (errno != ENOENT) return SystemError(path, "stat");
