@@ -43,12 +43,14 @@ absl::Status Core::Impl::Recover(const std::vector<JournalEntry>& entries) {
   // Ids of changes are never used twice, whichever scheduler drew them.
   last_change_ = state_.term.value() << 32;
   for (const auto& [id, job] : state_.jobs) {
-    if (job.active()) {
-      for (const auto& [worker, account] : job.samples.accounts()) {
-        const NodeRecord& record = node(worker);
-        const bool gone = !record.live() || record.incarnation != account.holder;
-        if (gone && !account.outstanding.empty()) runtime(id).unsettled.insert(worker);
-      }
+    if (!job.active()) {
+      ended_before_.insert(id);
+      continue;
+    }
+    for (const auto& [worker, account] : job.samples.accounts()) {
+      const NodeRecord& record = node(worker);
+      const bool gone = !record.live() || record.incarnation != account.holder;
+      if (gone && !account.outstanding.empty()) runtime(id).unsettled.insert(worker);
     }
   }
   Say("", "term",

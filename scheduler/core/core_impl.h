@@ -146,6 +146,7 @@ class Core::Impl {
 
   // ---- core_nodes.cc: joining, leaving, dying
   absl::Status CheckJoin(const JoinRequest& join) const;
+  absl::Status CheckSameJob(const JobRecord& holding, const JoinRequest& join) const;
   absl::StatusOr<JobId> JobOfJoiner(const JoinRequest& join);
   void ForgetOldJobs();
   NodeId IdByName(const JoinRequest& join) const;
@@ -226,6 +227,7 @@ class Core::Impl {
   uint64_t last_change_ = 0;
   uint64_t last_decision_ = 0;
   bool leases_running_ = false;
+  std::set<JobId> ended_before_;  // this scheduler began: their owners' counts are not known
   Ticks now_;
   Ticks started_at_;
   Ready ready_;

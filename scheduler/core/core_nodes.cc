@@ -51,24 +51,27 @@ NodeId Core::Impl::IdByName(const JoinRequest& join) const {
   return NodeId(state_.last_node + 1);
 }
 
+// Whether the job that runs under this name is the one that `join` describes.
+absl::Status Core::Impl::CheckSameJob(const JobRecord& holding, const JoinRequest& join) const {
+  JobSpec joins = join.job;
+  if (holding.spec.optimizer.name.empty()) joins.optimizer = {};
+  const std::string difference = FirstDifference(holding.spec, joins);
+  if (!difference.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("job ", join.job.name,
+                                                   " holds another value of ", difference,
+                                                   "; every worker must bring the first joiner's"));
+  }
+  if (holding.ranks.size() >= options_.limits.max_worker_names &&
+      holding.ranks.count(join.name) == 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "job ", join.job.name, ": ", holding.ranks.size(), " worker names; reuse names"));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<JobId> Core::Impl::JobOfJoiner(const JoinRequest& join) {
   if (JobRecord* holding = FindActiveJob(join.job.name)) {
-    JobSpec joins = join.job;
-    const bool brings_optimizer =
-        holding->spec.optimizer.name.empty() && !joins.optimizer.name.empty();
-    if (brings_optimizer) joins.optimizer = {};
-    const std::string difference = FirstDifference(holding->spec, joins);
-    if (!difference.empty()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("job ", join.job.name, " holds another value of ", difference,
-                       "; every worker must bring the first joiner's"));
-    }
-    if (holding->ranks.size() >= options_.limits.max_worker_names &&
-        holding->ranks.count(join.name) == 0) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "job ", join.job.name, ": ", holding->ranks.size(), " worker names; reuse names"));
-    }
-    if (brings_optimizer) {
+    if (holding->spec.optimizer.name.empty() && !join.job.optimizer.name.empty()) {
       Decide(scheduler::OptimizerSet{holding->id, join.job.optimizer,
                                      holding->generation + JobGeneration(1)});
       SendPlanToAll(holding->id);
@@ -117,7 +120,11 @@ JobRank Core::Impl::RankOf(const JobRecord& job, const std::string& name) const 
 
 void Core::Impl::Handle(JoinEvent& event) {
   JoinRequest& join = event.join;
-  const absl::Status valid = CheckJoin(join);
+  absl::Status valid = CheckJoin(join);
+  const JobRecord* const holding =
+      join.role == Role::kWorker ? FindActiveJob(join.job.name) : nullptr;
+  // Before it takes the place of a worker that lives.
+  if (valid.ok() && holding != nullptr) valid = CheckSameJob(*holding, join);
   if (!valid.ok()) return Refuse(event.request, valid);
   const NodeId id = IdByName(join);
   const auto before = state_.nodes.find(id);

@@ -7,8 +7,9 @@
 namespace paceline {
 namespace {
 
-// How long a draw waits for what others may still return.
-constexpr Ticks kRecallWait = Seconds(2);
+// How long a draw waits for what others may still return, beyond the time after which one that is
+// silent is declared dead.
+constexpr Ticks kRecallWait = Seconds(1);
 constexpr Ticks kRateWindow = Seconds(5);
 
 }  // namespace
@@ -95,7 +96,8 @@ void Core::Impl::ServeDraws(JobId id) {
     reply.ranges =
         job(id).samples.Choose(worker, std::max<uint64_t>(1, draw.body.wanted.value()), limits);
     if (reply.ranges.empty()) {
-      if (MayComeBack(id, worker) && now_ - draw.since < kRecallWait) return false;
+      const Ticks wait = Milliseconds(job(id).spec.failure_timeout_ms) + kRecallWait;
+      if (MayComeBack(id, worker) && now_ - draw.since < wait) return false;
       reply.finished = true;
     } else {
       const Epoch before = job(id).samples.epoch();

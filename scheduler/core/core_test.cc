@@ -258,6 +258,16 @@ TEST_F(CoreTest, OwnersGetEndOfJobAfterTheirLastReport) {
   EXPECT_EQ(c.Job("mnist").applied, Samples(30));
 }
 
+// What its owners counted is in no journal: better nothing than zeroes.
+TEST_F(CoreTest, AJobThatEndedBeforeARestartIsNotShown) {
+  Start(1, Spec(1));
+  Register(W(0));
+  c.Ask(W(0), LeaveRequest{"done", 0, {}});
+  EXPECT_EQ(c.Job("mnist").state, JobState::kFinished);
+  c.RestartScheduler();
+  EXPECT_TRUE(std::get<ClusterView>(c.Operate(StatusQuery{})).jobs.empty());
+}
+
 TEST_F(CoreTest, ADeadWorkerIsFencedAndItsSamplesComeBack) {
   Start(1, Spec(2));
   Register(W(0));
@@ -281,6 +291,41 @@ TEST_F(CoreTest, ADeadWorkerIsFencedAndItsSamplesComeBack) {
   const auto reply =
       c.ReplyOf<DrawSamplesReply>(c.Ask(W(0), DrawSamplesRequest{Samples(10), {}, {}}));
   EXPECT_EQ(reply.ranges, (std::vector<SampleRange>{{Epoch(0), 60, 70}}));
+}
+
+// One that dies near the end holds samples that nobody else could train on once all have finished.
+TEST_F(CoreTest, NobodyIsDoneBeforeASilentWorkersSamplesAreSettled) {
+  Start(1, Spec(2));
+  Register(W(0));
+  c.Ask(W(1), DrawSamplesRequest{Samples(100), {}, {}});
+  RequestId last;
+  do {
+    last = c.Ask(W(0), DrawSamplesRequest{Samples(1000), {}, {}});
+  } while (c.Answered(last));
+  ASSERT_EQ(c.Received<RecallSamplesDirective>(W(1)).size(), 1u);
+  for (int i = 0; i < 55; ++i) {
+    c.Ask(W(0), Heartbeat{});
+    c.Ask("server-0", Heartbeat{});
+    c.Tick(100);
+    ASSERT_FALSE(c.Answered(last)) << i;
+  }
+  Report({{W(1), {30, 0}}});
+  ASSERT_TRUE(c.StatusOf(last).ok());
+  const auto rest = c.ReplyOf<DrawSamplesReply>(last);
+  EXPECT_FALSE(rest.finished);
+  ASSERT_EQ(rest.ranges.size(), 1u);
+  EXPECT_EQ(rest.ranges[0].begin, 30u);
+}
+
+// Started again by mistake, with other settings: the worker that trains is not disturbed.
+TEST_F(CoreTest, AJoinerThatIsRefusedTakesNobodysPlace) {
+  Start(1, Spec(2));
+  Register(W(0));
+  JobSpec other = Spec(2);
+  other.seed = 77;
+  EXPECT_EQ(c.Join(c.Worker(W(0), other, 0)).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(c.StatusOf(c.Ask(W(0), Heartbeat{})).ok());
+  EXPECT_EQ(Members(c.Job("mnist")), "g0.1@0:0 1 ");
 }
 
 TEST_F(CoreTest, AnAnswerToADrawThatWasLostIsGivenAgain) {

@@ -188,7 +188,7 @@ JobView Core::Impl::ViewOf(const JobRecord& job) const {
   AddWorkers(job, view);
   if (!job.active()) ListFormerMembers(view);
   auto run = runtimes_.find(job.id);
-  if (run != runtimes_.end() && job.state != JobState::kForming) {
+  if (run != runtimes_.end() && run->second.started_at != Ticks()) {
     const Ticks until = job.active() ? now_ : run->second.ended_at;
     view.seconds_running = static_cast<uint64_t>(
         std::max<int64_t>(0, (until - run->second.started_at).value() / 1'000'000'000));
@@ -208,6 +208,7 @@ void Core::Impl::On(RequestId request, StatusQuery& query) {
     if (shown) view.nodes.push_back(ViewOf(record));
   }
   for (const auto& [id, job] : state_.jobs) {
+    if (ended_before_.count(id) > 0) continue;
     if (query.job.empty() || job.spec.name == query.job) view.jobs.push_back(ViewOf(job));
   }
   if (!query.job.empty() && view.jobs.empty()) {
