@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "cli/job_monitor.h"
 #include "cli/process.h"
 #include "cli/run_directory.h"
 #include "cli/signals.h"
@@ -28,12 +29,17 @@ constexpr Ticks kReadyTimeout = Seconds(20);
 constexpr Ticks kAskTimeout = Milliseconds(500);
 constexpr Ticks kLastCountsTimeout = Seconds(1);
 constexpr size_t kLogLines = 10;
+constexpr uint32_t kUnansweredBeforeSaid = 3;  // a busy scheduler may miss one
 constexpr size_t kWidth = 79;
 
 class Launcher {
  public:
   Launcher(const LaunchConfig& config, const LauncherContext& context)
-      : config_(config), context_(context), clock_(Clock::Real()), started_(clock_.Now()) {
+      : config_(config),
+        context_(context),
+        clock_(Clock::Real()),
+        started_(clock_.Now()),
+        monitor_(config.job.name) {
     restarts_left_.assign(config.job.workers, config.restarts);
   }
 
@@ -48,7 +54,6 @@ class Launcher {
   absl::StatusOr<std::string> AwaitReady(size_t process);
   absl::Status Connect();
   absl::Status Attach();
-  absl::Status CheckJobName(const ClusterView& cluster);
   absl::Status StartWorker(uint32_t index);
   Environment WorkerEnvironment(uint32_t index) const;
 
@@ -56,22 +61,22 @@ class Launcher {
   void Wait(Ticks until);
   void TakeSignals();
   void ReapAll();
-  void OnEnd(const Process& process);
-  void OnWorkerEnd(const Process& process);
+  void ShowEnd(const std::string& what, const Process& process);
+  void OnEnd(size_t index);
+  void OnWorkerFailed(uint32_t index, const std::string& what);
   void Fail(const std::string& reason);
   void Poll();
   void ShowProgress();
-  void Query(Ticks timeout);
   void QueryLastCounts();
   void WriteSummaryFile();
   RunSummary Summary() const;
 
   void Finish();
-  void StopRole(bool workers, int signal, Ticks grace);
-  void KillRole(bool workers);
+  void StopRole(const std::string& role, int signal, Ticks grace);
+  void KillRole(const std::string& role);
   void CheckDaemonEnds();
   void SweepStrays();
-  bool AnyLive(bool workers) const;
+  bool AnyLive(const std::string& role) const;
   int ExitCodeOf() const;
   bool interrupted() const { return first_signal_ != 0; }
 
@@ -84,18 +89,17 @@ class Launcher {
   std::string directory_;
   std::string scheduler_;  // address
   std::string program_;
-  std::unique_ptr<ControlClient> client_;
+  JobMonitor monitor_;
   std::vector<Process> processes_;
   std::vector<uint32_t> restarts_left_;  // by worker index
   std::vector<uint32_t> finished_;       // indices whose worker ended well or is given up
-  JobId earlier_;  // the newest job of the same name that ended before this run
-  std::optional<JobView> view_;
-  std::string reason_;     // first failure
-  bool watched_ = false;   // the workers were started and watched to their end
-  bool stopping_ = false;  // ends of processes are expected
+  std::string reason_;                   // first failure
+  bool watched_ = false;                 // the workers were started and watched to their end
+  bool stopping_ = false;                // ends of processes are expected
   bool unreachable_ = false;
   int first_signal_ = 0;
-  bool hurried_ = false;  // a second signal came
+  uint32_t unanswered_ = 0;  // polls in a row
+  bool hurried_ = false;     // a second signal came
   Ticks next_poll_;
   Ticks next_line_;
   std::string last_line_;
@@ -221,38 +225,16 @@ absl::Status Launcher::Connect() {
     unreachable_ = true;
     return client.status();
   }
-  client_ = *std::move(client);
+  monitor_.Use(*std::move(client));
   return absl::OkStatus();
 }
 
 absl::Status Launcher::Attach() {
   scheduler_ = config_.scheduler;
   PACELINE_RETURN_IF_ERROR(Connect());
-  // Not about the job: nobody knows it before its first worker has joined.
-  const auto reply = client_->Operate(StatusQuery{}, Seconds(5));
-  unreachable_ = !reply.ok();
-  PACELINE_RETURN_IF_ERROR(reply.status());
-  const auto* cluster = std::get_if<ClusterView>(&*reply);
-  return cluster == nullptr ? absl::OkStatus() : CheckJobName(*cluster);
-}
-
-absl::Status Launcher::CheckJobName(const ClusterView& cluster) {
-  for (const JobView& job : cluster.jobs) {
-    if (job.spec.name != config_.job.name) continue;
-    const bool active = job.state == JobState::kForming || job.state == JobState::kRunning;
-    if (!active) {
-      earlier_ = std::max(earlier_, job.id);
-    } else if (job.workers_live > 0) {
-      client_.reset();  // somebody else's job: nothing to ask about it, nor to stop
-      return absl::AlreadyExistsError(
-          absl::StrCat("job ", job.spec.name, " is ", Absl(Name(job.state)),
-                       " in this cluster with ", job.workers_live,
-                       " workers; choose another name with --job, or end it first: "
-                       "pacelinectl stop ",
-                       job.spec.name));
-    }
-  }
-  return absl::OkStatus();
+  const absl::Status status = monitor_.CheckName(Seconds(5));
+  unreachable_ = !status.ok() && !absl::IsAlreadyExists(status);
+  return status;
 }
 
 Environment Launcher::WorkerEnvironment(uint32_t index) const {
@@ -285,14 +267,14 @@ absl::Status Launcher::StartWorker(uint32_t index) {
   return absl::OkStatus();
 }
 
-bool Launcher::AnyLive(bool workers) const {
+bool Launcher::AnyLive(const std::string& role) const {
   return std::any_of(processes_.begin(), processes_.end(),
-                     [&](const Process& p) { return !p.ended && (p.role == "worker") == workers; });
+                     [&](const Process& p) { return !p.ended && p.role == role; });
 }
 
 void Launcher::WatchWorkers() {
   next_poll_ = clock_.Now() + kPollInterval;
-  while (AnyLive(true) && !interrupted() && !stopping_) {
+  while (AnyLive("worker") && !interrupted() && !stopping_) {
     Wait(next_poll_);
     ReapAll();
     if (clock_.Now() >= next_poll_) Poll();
@@ -316,6 +298,7 @@ void Launcher::TakeSignals() {
       continue;
     }
     first_signal_ = signal == SIGHUP ? SIGTERM : signal;
+    if (context_.terminal && !last_line_.empty()) *context_.out << "\n" << std::flush;
     *context_.err << "pacelinectl: " << (signal == SIGINT ? "interrupted" : "terminated")
                   << ", ending the job; once more to end at once\n"
                   << std::flush;
@@ -326,32 +309,33 @@ void Launcher::ReapAll() {
   // By index: a restart appends.
   for (size_t i = 0; i < processes_.size(); ++i) {
     if (processes_[i].ended || !Reap(processes_[i], guard_, clock_.Now())) continue;
-    if (!stopping_ && !interrupted()) OnEnd(processes_[i]);
+    if (!stopping_ && !interrupted()) OnEnd(i);
   }
 }
 
-void Launcher::OnEnd(const Process& process) {
-  if (process.role == "worker") {
-    OnWorkerEnd(process);
-    return;
-  }
-  Fail(absl::StrCat(process.name, " ended while the job ran: ", EndOf(process)));
-  *context_.err << "pacelinectl: " << reason_ << "; the end of " << process.log_path << ":\n"
-                << LastLines(process.log_path, kLogLines) << "\n"
-                << std::flush;
-  stopping_ = true;
-}
-
-void Launcher::OnWorkerEnd(const Process& process) {
-  const uint32_t index = IndexOf(process);
-  if (!process.failed()) {
-    finished_.push_back(index);
-    return;
-  }
-  const std::string what = absl::StrCat(process.name, " failed: ", EndOf(process));
+void Launcher::ShowEnd(const std::string& what, const Process& process) {
   *context_.err << "pacelinectl: " << what << "; the end of " << process.log_path << ":\n"
                 << LastLines(process.log_path, kLogLines) << "\n"
                 << std::flush;
+}
+
+void Launcher::OnEnd(size_t index) {
+  const Process& process = processes_[index];
+  if (process.role == "worker") {
+    if (!process.failed()) {
+      finished_.push_back(IndexOf(process));
+      return;
+    }
+    const std::string what = absl::StrCat(process.name, " failed: ", EndOf(process));
+    ShowEnd(what, process);
+    return OnWorkerFailed(IndexOf(process), what);  // `process` may move
+  }
+  Fail(absl::StrCat(process.name, " ended while the job ran: ", EndOf(process)));
+  ShowEnd(reason_, process);
+  stopping_ = true;
+}
+
+void Launcher::OnWorkerFailed(uint32_t index, const std::string& what) {
   if (restarts_left_[index] > 0) {
     --restarts_left_[index];
     const absl::Status status = StartWorker(index);
@@ -360,11 +344,12 @@ void Launcher::OnWorkerEnd(const Process& process) {
   Fail(what);
   finished_.push_back(index);
   // The others go on without it, unless the job cannot form or has too few left.
-  Query(kAskTimeout);
-  const bool formed = view_ && view_->state != JobState::kForming;
+  monitor_.Query(kAskTimeout).IgnoreError();
+  const std::optional<JobView>& view = monitor_.view();
+  const bool formed = view && view->state != JobState::kForming;
   const uint32_t lost = static_cast<uint32_t>(finished_.size());
   const bool enough = config_.job.workers - lost >= config_.job.min_workers;
-  if (!formed || (!enough && AnyLive(true))) {
+  if (!formed || (!enough && AnyLive("worker"))) {
     stopping_ = true;
     *context_.err << "pacelinectl: "
                   << (formed ? "fewer than min_workers are left" : "the job can no longer form")
@@ -378,32 +363,26 @@ void Launcher::Fail(const std::string& reason) {
   reason_ = reason;
 }
 
-void Launcher::Query(Ticks timeout) {
-  if (client_ == nullptr) return;
-  auto reply = client_->Operate(StatusQuery{config_.job.name}, timeout);
-  if (!reply.ok()) return;
-  const auto* cluster = std::get_if<ClusterView>(&*reply);
-  if (cluster == nullptr) return;
-  for (const JobView& job : cluster->jobs) {
-    if (job.spec.name == config_.job.name && earlier_ < job.id) view_ = job;
-  }
-}
-
 // The end of the workers makes the owners report once more; until then some samples are neither
 // applied nor returned. Those of a worker that was killed may stay so.
 void Launcher::QueryLastCounts() {
   const Ticks deadline = clock_.Now() + kLastCountsTimeout;
   do {
-    if (hurried_ || client_ == nullptr) return;
-    Query(kAskTimeout);
-    if (!view_ || view_->drawn == view_->applied + view_->discarded + view_->returned) return;
+    if (hurried_ || !monitor_.connected()) return;
+    monitor_.Query(kAskTimeout).IgnoreError();
+    if (!monitor_.view() || monitor_.Balanced()) return;
     Wait(clock_.Now() + Milliseconds(50));
     ReapAll();
   } while (clock_.Now() < deadline);
 }
 
 void Launcher::Poll() {
-  Query(kAskTimeout);
+  const absl::Status asked = monitor_.Query(kAskTimeout);
+  unanswered_ = asked.ok() ? 0 : unanswered_ + 1;
+  if (unanswered_ == kUnansweredBeforeSaid) {
+    *context_.err << "pacelinectl: " << asked.message() << "; the workers go on without it\n"
+                  << std::flush;
+  }
   ShowProgress();
   WriteSummaryFile();
   std::set<pid_t> known = {guard_.pid()};
@@ -415,8 +394,8 @@ void Launcher::Poll() {
 }
 
 void Launcher::ShowProgress() {
-  if (!view_) return;
-  const std::string line = ProgressLine(*view_, kWidth);
+  if (!monitor_.view()) return;
+  const std::string line = ProgressLine(*monitor_.view(), kWidth);
   if (context_.terminal) {
     *context_.out << "\r\x1b[K" << line << std::flush;
     last_line_ = line;
@@ -429,26 +408,27 @@ void Launcher::ShowProgress() {
 }
 
 RunSummary Launcher::Summary() const {
+  const std::optional<JobView>& view = monitor_.view();
   RunSummary summary;
   summary.job = config_.job.name;
   summary.seconds = static_cast<double>((clock_.Now() - started_).value()) * 1e-9;
   summary.workers = config_.job.workers;
-  summary.servers = config_.scheduler.empty() ? config_.servers : (view_ ? view_->servers : 0);
-  summary.view = view_;
-  const bool stopped = view_ && view_->state == JobState::kStopped;
+  summary.servers = config_.scheduler.empty() ? config_.servers : (view ? view->servers : 0);
+  summary.view = view;
+  const bool stopped = view && view->state == JobState::kStopped;
   if (!reason_.empty()) {
     summary.outcome = Outcome::kFailed;
     summary.reason = reason_;
-    if (stopped) absl::StrAppend(&summary.reason, "; the scheduler says: ", view_->reason);
+    if (stopped) absl::StrAppend(&summary.reason, "; the scheduler says: ", view->reason);
   } else if (interrupted()) {
     summary.reason = absl::StrCat("signal ", first_signal_, " to the launcher");
-  } else if (!watched_ || AnyLive(true)) {
+  } else if (!watched_ || AnyLive("worker")) {
     summary.reason = "running";  // what a reader finds when the launcher was killed
   } else if (stopped) {
-    summary.reason = "stopped: " + view_->reason;
+    summary.reason = "stopped: " + view->reason;
   } else {
     summary.outcome = Outcome::kSucceeded;
-    summary.reason = view_ ? "all workers are done" : "all workers are done; none joined the job";
+    summary.reason = view ? "all workers are done" : "all workers are done; none joined the job";
   }
   return summary;
 }
@@ -463,20 +443,19 @@ void Launcher::WriteSummaryFile() {
 void Launcher::Finish() {
   const bool started = !processes_.empty();
   stopping_ = true;
-  StopRole(true, interrupted() ? first_signal_ : SIGTERM, Milliseconds(context_.grace_ms));
+  StopRole("worker", interrupted() ? first_signal_ : SIGTERM, Milliseconds(context_.grace_ms));
   QueryLastCounts();
   const bool ended_badly = !reason_.empty() || interrupted();
-  if (client_ != nullptr && ended_badly && !hurried_ && !unreachable_) {
-    // Best effort: the cluster's daemons outlive this job and should forget it.
-    client_
-        ->Operate(StopJobRequest{config_.job.name, !reason_.empty(), Summary().reason}, kAskTimeout)
-        .status()
-        .IgnoreError();
+  if (monitor_.connected() && ended_badly && !hurried_ && !unreachable_) {
+    monitor_.StopJob(!reason_.empty(), Summary().reason, kAskTimeout);
   }
-  StopRole(false, SIGTERM, Milliseconds(context_.grace_ms));
+  // The scheduler last: a server tells it that it goes.
+  for (const char* role : {"server", "scheduler"}) {
+    StopRole(role, SIGTERM, Milliseconds(context_.grace_ms));
+  }
   if (!interrupted()) CheckDaemonEnds();
   SweepStrays();
-  client_.reset();
+  monitor_.Disconnect();
   WriteSummaryFile();
   guard_.Stop();
   if (context_.terminal && !last_line_.empty()) *context_.out << "\r\x1b[K";
@@ -498,25 +477,25 @@ void Launcher::CheckDaemonEnds() {
   }
 }
 
-void Launcher::StopRole(bool workers, int signal, Ticks grace) {
+void Launcher::StopRole(const std::string& role, int signal, Ticks grace) {
   for (const Process& process : processes_) {
-    if ((process.role == "worker") == workers) SignalGroup(process, signal);
+    if (process.role == role) SignalGroup(process, signal);
   }
   const Ticks deadline = clock_.Now() + grace;
-  while (AnyLive(workers) && clock_.Now() < deadline && !hurried_) {
+  while (AnyLive(role) && clock_.Now() < deadline && !hurried_) {
     Wait(std::min(deadline, clock_.Now() + Milliseconds(100)));
     ReapAll();
   }
-  if (AnyLive(workers)) KillRole(workers);
+  if (AnyLive(role)) KillRole(role);
 }
 
-void Launcher::KillRole(bool workers) {
+void Launcher::KillRole(const std::string& role) {
   for (const Process& process : processes_) {
-    if ((process.role == "worker") == workers) SignalGroup(process, SIGKILL);
+    if (process.role == role) SignalGroup(process, SIGKILL);
   }
   // SIGKILL cannot be refused, but a process in an uninterruptible wait takes its time.
   const Ticks deadline = clock_.Now() + Seconds(1);
-  while (AnyLive(workers) && clock_.Now() < deadline) {
+  while (AnyLive(role) && clock_.Now() < deadline) {
     Wait(clock_.Now() + Milliseconds(50));
     ReapAll();
   }

@@ -63,7 +63,7 @@ struct ChildPlan {
   dup2(plan.log, STDERR_FILENO);
   if (plan.ready >= 0) fcntl(plan.ready, F_SETFD, 0);
   execve(plan.executable, plan.argv, plan.envp);
-  const char* reason = strerror(errno);
+  const char* reason = strerrordesc_np(errno);  // which, unlike strerror, only looks up a table
   for (const char* text : {"cannot execute ", plan.executable, ": ", reason, "\n"}) {
     [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text, strlen(text));
   }
@@ -73,9 +73,10 @@ struct ChildPlan {
 [[noreturn]] void RunGuard(int pipe) {
   setsid();
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::signal(signal, SIG_IGN);
+  pipe = fcntl(pipe, F_DUPFD, 3);  // from under what is replaced now
   const int null = open("/dev/null", O_RDWR);
   for (const int fd : {0, 1, 2}) dup2(null, fd);
-  dup2(pipe, 3);
+  if (pipe != 3) dup2(pipe, 3);
   close_range(4, ~0u, 0);
   constexpr size_t kMaxGroups = 65'536;
   static std::array<pid_t, kMaxGroups> groups;
