@@ -11,11 +11,29 @@
 #include "common/config/environment.h"
 #include "common/runtime/daemon.h"
 #include "common/runtime/log.h"
+#include "common/runtime/mutex.h"
 #include "control/grpc/client.h"
 #include "server/server.h"
 
 namespace paceline {
 namespace {
+
+// Why the scheduler no longer knows this server.
+class LostCause {
+ public:
+  void Set(const absl::Status& cause) {
+    MutexLock lock(&mutex_);
+    cause_ = cause;
+  }
+  absl::Status Get() {
+    MutexLock lock(&mutex_);
+    return cause_;
+  }
+
+ private:
+  Mutex mutex_;
+  absl::Status cause_ GUARDED_BY(mutex_);
+};
 
 absl::Status Serve(const ServerConfig& config, EndSignals* signals) {
   PACELINE_RETURN_IF_ERROR(CheckExposure("bind", config.bind, config.tls, config.insecure));
@@ -36,10 +54,12 @@ absl::Status Serve(const ServerConfig& config, EndSignals* signals) {
   options.agent.join_timeout = Milliseconds(config.join_timeout_ms);
   if (config.threads > 0) options.router.threads = config.threads;
   options.router.job_memory_quota = config.memory_quota_bytes;
+  LostCause lost;
   Server server(std::move(options), std::move(control), NewTcpTransport(transport),
-                [](const absl::Status& cause) {
+                [&lost](const absl::Status& cause) {
                   LogError("server",
                            "the scheduler refuses this server: ", std::string(cause.message()));
+                  lost.Set(cause);
                   kill(getpid(), SIGTERM);
                 });
   PACELINE_RETURN_IF_ERROR(server.Start());
@@ -48,7 +68,7 @@ absl::Status Serve(const ServerConfig& config, EndSignals* signals) {
   signals->Wait();
   LogInfo("server", config.name, ": ending");
   server.Stop();
-  return absl::OkStatus();
+  return lost.Get();
 }
 
 int Main(int argc, char** argv) {
