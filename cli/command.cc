@@ -75,7 +75,7 @@ struct Options {
   uint32_t watch_s = 0;  // 0: once
   uint64_t after = 0;
   uint32_t limit = 100;
-  std::string reason = "stopped by an operator";
+  std::string reason;
 };
 
 Style StyleOf(const CommandContext& context) {
@@ -260,6 +260,12 @@ int RunRun(int argc, const char* const* argv, const CommandContext& context) {
 }
 
 int RunCompletion(int argc, const char* const* argv, const CommandContext& context) {
+  if (argc == 2 && std::string_view(argv[1]) == "--help") {
+    *context.out << "pacelinectl completion bash|zsh: prints a completion script\n\n"
+                    "  source <(pacelinectl completion bash)\n"
+                 << std::flush;
+    return kExitDone;
+  }
   const std::string script = CompletionScript(argc == 2 ? argv[1] : "");
   if (script.empty()) {
     return Complain(context,

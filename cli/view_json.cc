@@ -107,6 +107,11 @@ Json JobStalenessJson(const JobView& job) {
     entry["samples_applied"] = w.applied.value();
     entry["samples_discarded"] = w.discarded.value();
     entry["samples_returned"] = w.returned.value();
+    // Above is what the ledger and the owners say.
+    entry["own_counts"] = {{"samples_drawn", w.drawn_by_worker.value()},
+                           {"samples_applied", w.applied_by_worker.value()},
+                           {"samples_discarded", w.discarded_by_worker.value()},
+                           {"samples_returned", w.returned_by_worker.value()}};
     json["by_worker"].push_back(entry);
   }
   return json;

@@ -68,6 +68,7 @@ ClusterView Example() {
   worker.p95 = 2;
   worker.excess_mean = 0.25;
   worker.step_lag = 1;
+  worker.drawn_by_worker = Samples(77);
   worker.last_seen_ms = 1500;
   job.worker_staleness = {worker};
   view.jobs = {job};
@@ -155,6 +156,7 @@ TEST(Views, JsonNamesAreThere) {
   const nlohmann::json json = nlohmann::json::parse(StalenessJson(Example()));
   EXPECT_EQ(json["jobs"][0]["by_worker"][0]["worker"], "worker-0");
   EXPECT_EQ(json["jobs"][0]["by_worker"][0]["step_lag"], 1);
+  EXPECT_EQ(json["jobs"][0]["by_worker"][0]["own_counts"]["samples_drawn"], 77);
   EXPECT_EQ(json["jobs"][0]["buckets"], (std::vector<uint64_t>{2, 2, 4}));
   EXPECT_EQ(nlohmann::json::parse(GroupsJson(Example()))["jobs"][0]["groups"][0]["generation"], 3);
 }

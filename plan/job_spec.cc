@@ -223,9 +223,16 @@ absl::Status CheckSupported(const JobSpec& spec) {
     return absl::UnimplementedError(
         absl::StrCat("quorum: ", spec.quorum, " is not available; use 0 (all members)"));
   }
-  if (spec.gate || spec.max_staleness != 0) {
+  if (spec.policy.name != "none") {
     return absl::UnimplementedError(
-        absl::StrCat(spec.gate ? "gate" : "max_staleness", " is not available; leave it out"));
+        absl::StrCat("policy: ", spec.policy.name, " is not available; use none"));
+  }
+  for (const auto& [field, given] :
+       {std::pair("gate", spec.gate), std::pair("max_step_lag", spec.max_step_lag != 0),
+        std::pair("max_staleness", spec.max_staleness != 0)}) {
+    if (given) {
+      return absl::UnimplementedError(absl::StrCat(field, " is not available; leave it out"));
+    }
   }
   if (!spec.codecs.empty()) {
     return absl::UnimplementedError(absl::StrCat("codecs: ", spec.codecs.begin()->second.name,

@@ -172,12 +172,11 @@ void IndexKey(KeyTable& table, std::optional<WorkerIndex>& index) {
 }
 
 void WorkerKeys(KeyTable& table, WorkerConfig& c) {
-  table.Address("scheduler", "address of paceline-scheduler", false, &c.scheduler);
+  table.Address("scheduler", "address of paceline-scheduler; paceline-worker wants it said", false,
+                &c.scheduler);
   table.Name("name", "stable and unique in the job; default: worker-INDEX, else HOST-PID", &c.name);
   table.Spelled("--name", "PACELINE_WORKER_NAME");
   IndexKey(table, c.index);
-  table.Address("bind", "this worker's own data listener; port 0 = any free", false, &c.bind);
-  table.Address("advertise", "what others are told to dial; default: bind", true, &c.advertise);
   table.Name("host", "default: this machine's host name", &c.host);
   table.Labels("labels", "what grouping knows about this machine", &c.labels);
   table.Number("join_timeout_ms", "to reach the scheduler and for the job to form", 100, 86'400'000,
@@ -201,11 +200,9 @@ absl::Status FinishWorker(const KeyTable& table, WorkerConfig& c) {
     c.name = c.index ? absl::StrCat("worker-", c.index->value())
                      : absl::StrCat(c.host.substr(0, 100), "-", getpid());
   }
-  if (c.advertise.empty() && IsWildcard(c.bind)) c.advertise = c.host;
   PACELINE_RETURN_IF_ERROR(CheckJob(table, c.job));
   PACELINE_RETURN_IF_ERROR(FinishTls(table, c.tls));
-  PACELINE_RETURN_IF_ERROR(CheckExposed(table, "scheduler", c.scheduler, c.tls, c.insecure));
-  return CheckExposed(table, "bind", c.bind, c.tls, c.insecure);
+  return CheckExposed(table, "scheduler", c.scheduler, c.tls, c.insecure);
 }
 
 void LaunchKeys(KeyTable& table, LaunchConfig& c) {

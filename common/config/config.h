@@ -69,9 +69,7 @@ struct WorkerConfig {
   JobSpec job;                       // keys under `job:`; job.name is never empty
   std::string name;                  // default: worker-INDEX, else HOST-PID
   std::optional<WorkerIndex> index;  // the launcher's number
-  std::string bind = "127.0.0.1:0";  // of the worker's own data listener
-  std::string advertise;
-  std::string host;  // default: this machine's host name
+  std::string host;                  // default: this machine's host name
   std::map<std::string, std::string> labels;
   uint32_t join_timeout_ms = 60'000;           // to reach the scheduler and for the job to form
   uint32_t operation_timeout_ms = 300'000;     // of one operation before it is an error

@@ -10,7 +10,7 @@ namespace {
 using namespace codec;  // NOLINT: the helpers of this codec
 
 constexpr size_t kMaxParameters = 64;
-constexpr size_t kMaxCodecs = 1024;
+constexpr size_t kMaxCodecs = 256;
 constexpr int kMaxDimensions = 32;
 
 }  // namespace

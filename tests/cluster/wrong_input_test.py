@@ -32,6 +32,8 @@ FLAGS = [
     ("pacelinectl run --workers 4 --set quorum=3 -- true", USAGE, ["quorum", "3", "use 0"]),
     ("pacelinectl run --set local_steps=2 -- true", USAGE, ["local_steps", "2", "use 1"]),
     ("pacelinectl run --set gate=true -- true", USAGE, ["gate", "leave it out"]),
+    ("pacelinectl run --set max_step_lag=3 -- true", USAGE, ["max_step_lag", "leave it out"]),
+    ("pacelinectl run --policy xdc -- true", USAGE, ["policy", "xdc", "use none"]),
     ("pacelinectl run --set max_staleness=9 -- true", USAGE, ["max_staleness", "leave it out"]),
     ("pacelinectl run --config codec.yaml -- true", USAGE, ["codecs", "fp16", "codec.yaml:2"]),
     ("pacelinectl run --wrokers 4 -- true", USAGE, ["--wrokers", "--workers"]),
@@ -83,6 +85,9 @@ FLAGS = [
     ("paceline-server --memory-quota-bytes 4XB", USAGE, ["memory_quota_bytes", '"4XB"', "GiB"]),
     ("paceline-server --scheduler 127.0.0.1:{closed} --join-timeout-ms 300", FAILED,
      ["127.0.0.1:{closed}", "Connection refused", "paceline-scheduler"]),
+    ("paceline-worker --standalone 3 --normalization sum", FAILED, ["normalization", "sum", "--standalone", "mean"]),
+    ("paceline-worker --standalone 3 --workers 3 --groups 2,1", FAILED, ["groups", "2,1", "--standalone", "one"]),
+    ("paceline-worker --standalone 3 --local-steps 4", FAILED, ["local_steps", "4", "use 1"]),
     ("paceline-worker", USAGE, ["no scheduler", "pacelinectl run", "--standalone"]),
     ("paceline-worker --scheduler 127.0.0.1:{closed}", USAGE, ["job.name", "--job"]),
     ("paceline-worker --scheduler 127.0.0.1:{closed} --job j --join-timeout-ms 300", FAILED,
@@ -212,7 +217,7 @@ class WrongInACluster(unittest.TestCase):
     def test_a_policy_that_this_version_does_not_have(self):
         code, error = self.run_program("paceline-worker", "--job=job", "--policy=xdc:lambda=100")
         self.assertEqual(code, FAILED, error)
-        self.assertRegex(error, r'paceline-worker: .*"xdc" is not known; use none')
+        self.assertRegex(error, r"paceline-worker: .*policy: xdc is not available; use none")
 
 
 if __name__ == "__main__":
