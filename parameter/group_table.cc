@@ -17,8 +17,11 @@ void GroupTable::ApplyPlan(const std::vector<GroupPlan>& groups) {
   for (const GroupPlan& group : groups) {
     const Generation* const newest = Newest(group.id);
     if (newest != nullptr && newest->plan->generation >= group.generation) continue;
-    Append(group, newest == nullptr ? Step(0) : group.activation_step,
-           static_cast<uint32_t>(group.members.size()));
+    if (IsPastFence(group)) {
+      HoldForAllSteps(group);
+    } else {
+      Append(group, newest == nullptr ? Step(0) : group.activation_step);
+    }
   }
   for (auto it = groups_.begin(); it != groups_.end();) {
     const bool named = std::any_of(groups.begin(), groups.end(),
@@ -28,11 +31,21 @@ void GroupTable::ApplyPlan(const std::vector<GroupPlan>& groups) {
   CountLive();
 }
 
+bool GroupTable::IsPastFence(const GroupPlan& group) const {
+  const Generation* const newest = Newest(group.id);
+  return newest != nullptr && group.last_fence > newest->plan->generation;
+}
+
+bool GroupTable::MissedFence(const std::vector<GroupPlan>& groups) const {
+  return std::any_of(groups.begin(), groups.end(),
+                     [this](const GroupPlan& group) { return IsPastFence(group); });
+}
+
 void GroupTable::Commit(const std::vector<GroupPlan>& groups) {
   for (const GroupPlan& group : groups) {
     const Generation* const newest = Newest(group.id);
     if (newest != nullptr && newest->plan->generation >= group.generation) continue;
-    Append(group, group.activation_step, static_cast<uint32_t>(group.members.size()));
+    Append(group, group.activation_step);
   }
   CountLive();
 }
@@ -43,29 +56,32 @@ void GroupTable::Fence(const NodeRef& dead, const std::vector<GroupPlan>& groups
   for (const GroupPlan& group : groups) {
     const Generation* const newest = Newest(group.id);
     if (newest != nullptr && newest->plan->generation >= group.generation) continue;
-    const uint32_t planned =
-        newest == nullptr ? static_cast<uint32_t>(group.members.size()) : newest->planned_members;
-    // One that joins at the activation step owes nothing to the steps before it, which the new
-    // generation now holds for as well.
-    if (group.activation_step > Step(0)) {
-      const Step before = group.activation_step - Step(1);
-      const Generation* const held = InForce(group.id, before);
-      for (const Member& member : group.members) {
-        if (held != nullptr && !IsIn(*held->plan, member)) {
-          Cover(group.id, member.node, member.incarnation, before);
-        }
-      }
-    }
-    groups_[group.id].clear();
-    Append(group, Step(0), planned);
+    HoldForAllSteps(group);
     covered_.erase({group.id, dead.node});
   }
   CountLive();
 }
 
-void GroupTable::Append(const GroupPlan& group, Step activation, uint32_t planned_members) {
+void GroupTable::HoldForAllSteps(const GroupPlan& group) {
+  // Who joined at a later step owes nothing to the steps before it, which the new generation now
+  // holds for as well.
+  const std::deque<Generation>& known = groups_[group.id];
+  for (const Member& member : group.members) {
+    const auto joined = std::find_if(known.begin(), known.end(), [&member](const Generation& g) {
+      return IsIn(*g.plan, member);
+    });
+    const Step first = joined != known.end() ? joined->activation
+                       : known.empty()       ? Step(0)
+                                             : group.activation_step;
+    if (first > Step(0)) Cover(group.id, member.node, member.incarnation, first - Step(1));
+  }
+  groups_[group.id].clear();
+  Append(group, Step(0));
+}
+
+void GroupTable::Append(const GroupPlan& group, Step activation) {
   std::deque<Generation>& generations = groups_[group.id];
-  generations.push_back({std::make_shared<const GroupPlan>(group), activation, planned_members});
+  generations.push_back({std::make_shared<const GroupPlan>(group), activation});
   if (generations.size() > kMaxGenerations) generations.pop_front();
 }
 

@@ -29,9 +29,6 @@ class GroupTable {
   struct Generation {
     std::shared_ptr<const GroupPlan> plan;
     Step activation;  // first step it holds for
-    // Members by the last ordered change (join, leave, migration): what `normalization: sum`
-    // scales to. A death leaves it as it is.
-    uint32_t planned_members = 0;
   };
   struct Admitted {
     Admission admission = Admission::kPark;
@@ -39,8 +36,10 @@ class GroupTable {
     size_t position = 0;                     // of the sender in rank order, when accepted
   };
 
-  // The whole state as the scheduler sees it: what is newer than known here takes its place.
+  // The whole state as the scheduler sees it: what is newer than known here takes its place; a
+  // fence that was not heard of is made up for.
   void ApplyPlan(const std::vector<GroupPlan>& groups);
+  bool MissedFence(const std::vector<GroupPlan>& groups) const;
   // Each group's next generation from its activation step on; one without members ends.
   void Commit(const std::vector<GroupPlan>& groups);
   // The dead incarnation is refused from now on, and each group's next generation holds for every
@@ -76,7 +75,9 @@ class GroupTable {
     Step through;
   };
 
-  void Append(const GroupPlan& group, Step activation, uint32_t planned_members);
+  void Append(const GroupPlan& group, Step activation);
+  void HoldForAllSteps(const GroupPlan& group);
+  bool IsPastFence(const GroupPlan& group) const;  // that was not heard of here
   void CountLive();
 
   std::map<GroupId, std::deque<Generation>> groups_;  // oldest first

@@ -170,6 +170,9 @@ void JobShards::ReplayParked(Ticks now, Replies* replies) {
 void JobShards::ApplyPlan(std::shared_ptr<const PreparedPlan> plan, Ticks now, Replies* replies) {
   if (plan_ != nullptr && plan->plan.generation < plan_->plan.generation) return;
   plan_ = std::move(plan);
+  if (groups_.MissedFence(plan_->plan.groups)) {
+    CutAbort(absl::AbortedError("a member was fenced during the cut; try again"), now, replies);
+  }
   groups_.ApplyPlan(plan_->plan.groups);
   VoidOutdated(replies);
   UpdateShards(now, replies);

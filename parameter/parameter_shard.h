@@ -135,6 +135,7 @@ class ParameterShard {
   bool IsHeld(const RoundKey& key) const;
   void Decided(const RoundKey& key, Round& round, Ticks now, Replies* replies);
   void Apply(const RoundKey& key, Round& round, Ticks now);
+  void CountRefused(GroupId group, const Round& round);
   void Record(const RoundKey& key, const Round& round, Version base, Ticks now);
   void Answer(const RoundKey& key, Round& round, const SharedFloats& values, Samples samples,
               Replies* replies);

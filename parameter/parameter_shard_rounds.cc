@@ -147,9 +147,6 @@ void ParameterShard::FinishPart(Round& round, size_t position, OpenOperation& op
   } else {
     pool_->Give(std::move(values));
     round.Finish(position, Round::Part::kRefused, operation, {});
-    if (settings_.lead && round.kind() == RoundKind::kApply) {
-      recorder_.Discarded(operation.group, operation.sender, operation.samples);
-    }
   }
 }
 
@@ -181,6 +178,7 @@ void ParameterShard::Decided(const RoundKey& key, Round& round, Ticks now, Repli
     return Answer(key, round, sum, samples, replies);
   }
   if (samples.value() > 0) Apply(key, round, now);
+  CountRefused(key.group, round);
   Step& applied = applied_steps_[key.group];
   applied = std::max(applied, key.step);
   if (settings_.policy->compensates()) pulled_[key.group] = {version_, weights_};
@@ -217,6 +215,16 @@ void ParameterShard::Apply(const RoundKey& key, Round& round, Ticks now) {
   Record(key, round, base, now);
   ++version_.count;
   samples_ += samples;
+}
+
+// Counted with the round that leaves them out: one that is void counts nothing.
+void ParameterShard::CountRefused(GroupId group, const Round& round) {
+  if (!settings_.lead) return;
+  const std::vector<Round::Contributor>& contributors = round.contributors();
+  for (size_t i = 0; i < contributors.size(); ++i) {
+    if (contributors[i].part != Round::Part::kRefused) continue;
+    recorder_.Discarded(group, round.group().members[i].node, contributors[i].samples);
+  }
 }
 
 void ParameterShard::Record(const RoundKey& key, const Round& round, Version base, Ticks now) {

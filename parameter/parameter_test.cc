@@ -53,7 +53,9 @@ TEST(Round, SumScalesByPlannedMembersOverMembersInTheSum) {
   EXPECT_THAT(h.weights(), ElementsAre(-9));
   // A death keeps the numerator: two of three, times 3/2.
   std::vector<Reply> replies;
-  h.groups().Fence({NodeId(102), Incarnation(1)}, {GroupOf(0, {0, 1}, 2)});
+  GroupPlan survivors = GroupOf(0, {0, 1}, 2);
+  survivors.planned_members = 3;
+  h.groups().Fence({NodeId(102), Incarnation(1)}, {survivors});
   h.shard().VoidOutdated(&replies);
   h.Send({.member = 0, .step = 2, .values = {1}, .generation = 2, .base = 2});
   h.Send({.member = 1, .step = 2, .values = {3}, .generation = 2, .base = 2});
@@ -319,6 +321,22 @@ TEST(Refused, ANonFiniteGradientCountsAsNoSamples) {
   EXPECT_EQ(workers[1].applied, Samples(3));
 }
 
+TEST(Refused, ANonFiniteGradientOfAVoidRoundIsCountedOnceWithTheRedo) {
+  ShardHarness h(1, kSgd, {GroupOf(0, {0, 1, 2})});
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  h.Send({.member = 0, .values = {nan}, .samples = 4});
+  h.groups().Fence({NodeId(102), Incarnation(1)}, {GroupOf(0, {0, 1}, 2)});
+  std::vector<Reply> voided;
+  h.shard().VoidOutdated(&voided);
+  ASSERT_THAT(voided, SizeIs(1));
+  h.Send({.member = 0, .values = {nan}, .samples = 4, .generation = 2});
+  h.Send({.member = 1, .values = {6}, .samples = 3, .generation = 2});
+  const auto workers = h.shard().staleness().workers();
+  ASSERT_THAT(workers, SizeIs(2));
+  EXPECT_EQ(workers[0].discarded, Samples(4));
+  EXPECT_EQ(workers[1].applied, Samples(3));
+}
+
 TEST(Refused, WhatDoesNotFitIsABadRequest) {
   ShardHarness h(2, kSgd, {GroupOf(0, {0, 1})});
   const auto status = [&h](const Sent& sent) {
@@ -442,6 +460,33 @@ TEST(Groups, AJoinerOwesNothingToStepsBeforeItsActivationWhenAFenceComesFirst) {
   EXPECT_TRUE(groups.IsCovered(GroupId(0), MemberNumber(2), Step(9)));
   EXPECT_FALSE(groups.IsCovered(GroupId(0), MemberNumber(2), Step(10)));
   EXPECT_FALSE(groups.IsCovered(GroupId(0), MemberNumber(0), Step(9)));
+}
+
+TEST(Groups, JoinersOfDifferentStepsOweNothingToTheStepsBeforeTheirs) {
+  GroupTable groups;
+  groups.ApplyPlan({GroupOf(0, {0, 1})});
+  groups.Commit({GroupOf(0, {0, 1, 2}, 2, 10)});
+  groups.Commit({GroupOf(0, {0, 1, 2, 3}, 3, 11)});
+  groups.Fence({NodeId(101), Incarnation(1)}, {GroupOf(0, {0, 2, 3}, 4, 11)});
+  EXPECT_FALSE(groups.IsCovered(GroupId(0), MemberNumber(0), Step(9)));
+  EXPECT_TRUE(groups.IsCovered(GroupId(0), MemberNumber(2), Step(9)));
+  EXPECT_FALSE(groups.IsCovered(GroupId(0), MemberNumber(2), Step(10)));
+  EXPECT_TRUE(groups.IsCovered(GroupId(0), MemberNumber(3), Step(10)));
+  EXPECT_FALSE(groups.IsCovered(GroupId(0), MemberNumber(3), Step(11)));
+}
+
+TEST(Groups, APlanMakesUpForAFenceThatWasMissed) {
+  // A commit for step 10 was heard; then a member died while the stream of directives was broken.
+  GroupTable groups;
+  groups.ApplyPlan({GroupOf(0, {0, 1})});
+  groups.Commit({GroupOf(0, {0, 1, 2}, 2, 10)});
+  GroupPlan plan = GroupOf(0, {0, 2}, 3, 10);
+  plan.last_fence = GroupGeneration(3);
+  groups.ApplyPlan({plan});
+  // Steps before 10 do without the dead one, and owe the joiner of step 10 nothing.
+  EXPECT_EQ(groups.InForce(GroupId(0), Step(5))->plan->generation, GroupGeneration(3));
+  EXPECT_TRUE(groups.IsCovered(GroupId(0), MemberNumber(2), Step(9)));
+  EXPECT_FALSE(groups.IsCovered(GroupId(0), MemberNumber(2), Step(10)));
 }
 
 TEST(Cut, HoldsLaterStepsUntilTheCopyIsMade) {

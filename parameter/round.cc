@@ -22,7 +22,6 @@ Round::Round(RoundKind kind, const GroupTable::Generation& generation, bool rank
              FloatPool* pool)
     : kind_(kind),
       group_(generation.plan),
-      planned_members_(generation.planned_members),
       contributors_(generation.plan->members.size()),
       accumulator_(generation.plan->members.size(), rank_order, pool) {}
 

@@ -77,7 +77,7 @@ class Round {
 
   RoundKind kind() const { return kind_; }
   const GroupPlan& group() const { return *group_; }
-  uint32_t planned_members() const { return planned_members_; }
+  uint32_t planned_members() const { return group_->planned_members; }
   const std::vector<Contributor>& contributors() const { return contributors_; }
 
   void Begin(size_t position, const OperationId& operation);
@@ -98,7 +98,6 @@ class Round {
  private:
   const RoundKind kind_;
   const std::shared_ptr<const GroupPlan> group_;
-  const uint32_t planned_members_;
   std::vector<Contributor> contributors_;  // by position in rank order
   Accumulator accumulator_;
 };

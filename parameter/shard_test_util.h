@@ -29,6 +29,7 @@ inline GroupPlan GroupOf(uint32_t id, std::vector<uint32_t> numbers, uint64_t ge
   group.generation = GroupGeneration(generation);
   group.activation_step = Step(activation);
   for (const uint32_t number : numbers) group.members.push_back(MemberNumber(number));
+  group.planned_members = static_cast<uint32_t>(numbers.size());
   return group;
 }
 

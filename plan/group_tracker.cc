@@ -47,7 +47,11 @@ void GroupTracker::Adopt(const GroupPlan& group) {
   }
   if (group.id == current_->id) {
     if (group.generation <= current_->generation) return;
-    if (member) {
+    if (member && group.last_fence > current_->generation) {
+      // A fence that was missed: what holds now holds for the step under way, too.
+      current_ = group;
+      due_.clear();
+    } else if (member) {
       due_[group.generation] = group;
     } else if (!leaves_at_) {
       leaves_at_ = group.activation_step;

@@ -138,5 +138,22 @@ TEST(GroupTracker, MovesToItsNextGroupAtThatGroupsStep) {
   EXPECT_FALSE(tracker.leaves_at());
 }
 
+// A worker that missed a commit for step 10 and the fence after it.
+TEST(GroupTracker, APlanMakesUpForAFenceThatWasMissed) {
+  GroupTracker tracker = TrackerIn(GroupOf(1, 0, {1, 2}));
+  tracker.Advance();
+  Plan plan;
+  plan.groups = {GroupOf(3, 10, {1, 3})};
+  plan.groups[0].last_fence = GroupGeneration(3);
+  tracker.OnPlan(plan);
+  EXPECT_EQ(tracker.step(), Step(1));
+  EXPECT_EQ(tracker.current().generation, GroupGeneration(3));
+  // An ordered change waits for its step.
+  plan.groups = {GroupOf(4, 12, {1, 3, 4})};
+  plan.groups[0].last_fence = GroupGeneration(3);
+  tracker.OnPlan(plan);
+  EXPECT_EQ(tracker.current().generation, GroupGeneration(3));
+}
+
 }  // namespace
 }  // namespace paceline

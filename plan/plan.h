@@ -39,7 +39,13 @@ inline constexpr uint64_t kActivationMargin = 2;
 struct GroupPlan {
   GroupId id;
   GroupGeneration generation;
-  Step activation_step;         // first step that this generation takes
+  Step activation_step;  // first step that this generation takes
+  // The newest generation that a fence made. Fences hold for every step that is not over, so who
+  // missed it works by this plan at once, also before the activation step.
+  GroupGeneration last_fence;
+  // Members by the last ordered change (join, leave, migration): what `normalization: sum` scales
+  // to. A death leaves it as it is.
+  uint32_t planned_members = 0;
   std::vector<Member> members;  // in rank order
   std::string reason;           // why this grouping, shown as is
 

@@ -1,7 +1,6 @@
 #include "simulation/checker.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "scheduler/core/journal_entry.h"
@@ -193,7 +192,7 @@ void Checker::OnReplyArrived(const Reply& reply) {
 // ---- Owners -----------------------------------------------------------------------------------
 
 void Checker::OnReplies(const std::string& owner, const std::vector<Reply>& replies) {
-  std::map<RoundKey, std::vector<const Reply*>> fresh;
+  std::vector<std::pair<RoundKey, std::vector<const Reply*>>> decided;  // in this order
   for (const Reply& reply : replies) {
     const Operation& op = reply.to;
     if (!IsRound(op.kind)) continue;
@@ -202,27 +201,36 @@ void Checker::OnReplies(const std::string& owner, const std::vector<Reply>& repl
       continue;
     }
     const OperationKey key{op.chunk, op.incarnation, op.origin_step, op.ordinal, op.kind};
-    const auto it = answered_.find(key);
-    if (it == answered_.end()) {
-      answered_[key] = {reply.status, reply.version, reply.samples,
-                        Checksum(reply.values.values())};
-      fresh[{op.chunk, op.group, op.step, op.ordinal, op.kind}].push_back(&reply);
+    if (const auto it = answered_.find(key); it != answered_.end()) {
+      CheckAgain(owner, reply, it->second);
       continue;
     }
-    const Answered& before = it->second;
-    if (before.version != reply.version && op.kind == OperationKind::kPushPull &&
-        op.samples.value() > 0) {
-      return Fail("exactly once", owner, ": the ", Text(op), " made version ", Text(before.version),
-                  " and, sent again, ", Text(reply.version));
-    }
-    if (before.status != reply.status || before.samples != reply.samples ||
-        before.version != reply.version || before.checksum != Checksum(reply.values.values())) {
-      return Fail("same bits", owner, ": the ", Text(op), " is answered differently: version ",
-                  Text(before.version), " with ", before.samples.value(), " samples, now ",
-                  Text(reply.version), " with ", reply.samples.value());
+    answered_[key] = {reply.status, reply.version, reply.samples, Checksum(reply.values.values())};
+    const RoundKey round{op.chunk, op.group, op.step, op.ordinal, op.kind};
+    const auto it = std::find_if(decided.begin(), decided.end(),
+                                 [&round](const auto& entry) { return entry.first == round; });
+    if (it == decided.end()) {
+      decided.push_back({round, {&reply}});
+    } else {
+      it->second.push_back(&reply);
     }
   }
-  for (const auto& [key, of_round] : fresh) OnRound(owner, key, of_round);
+  for (const auto& [key, of_round] : decided) OnRound(owner, key, of_round);
+}
+
+void Checker::CheckAgain(const std::string& owner, const Reply& reply, const Answered& before) {
+  const Operation& op = reply.to;
+  if (before.version != reply.version && op.kind == OperationKind::kPushPull &&
+      op.samples.value() > 0) {
+    return Fail("exactly once", owner, ": the ", Text(op), " made version ", Text(before.version),
+                " and, sent again, ", Text(reply.version));
+  }
+  if (before.status != reply.status || before.samples != reply.samples ||
+      before.version != reply.version || before.checksum != Checksum(reply.values.values())) {
+    Fail("same bits", owner, ": the ", Text(op), " is answered differently: version ",
+         Text(before.version), " with ", before.samples.value(), " samples, now ",
+         Text(reply.version), " with ", reply.samples.value());
+  }
 }
 
 void Checker::OnRound(const std::string& owner, const RoundKey& key,
@@ -230,64 +238,76 @@ void Checker::OnRound(const std::string& owner, const RoundKey& key,
   const auto& [chunk_key, group, step, ordinal, kind] = key;
   ++rounds_;
   progress_[group] = world_->now();
+  const std::string round = absl::StrCat(owner, ": group ", group.value(), " step ", step.value(),
+                                         " on ", Text(chunk_key));
+  const Reply& first = *replies.front();
+  const std::vector<const Reply*> in_sum = InSum(round, replies);
+  if (world_->violation()) return;
+  if (kind == OperationKind::kReduce) return CheckReduce(in_sum.empty() ? replies : in_sum);
+  Chunk& chunk = chunks_[chunk_key];
+  if (!chunk.known && !Begin(chunk, first)) return;
+  if (!in_sum.empty()) {
+    const auto [it, once] = applied_rounds_.emplace(key, first.version);
+    if (!once) {
+      return Fail("exactly once", round, " made version ", Text(it->second), " and then ",
+                  Text(first.version));
+    }
+    ++updates_;
+    const auto generation = generations_.find({group, first.to.group_generation});
+    const auto refused = std::count_if(replies.begin(), replies.end(), [](const Reply* reply) {
+      return reply->status == OperationStatus::kNotFinite;
+    });
+    Apply(chunk, in_sum, generation == generations_.end() ? nullptr : &generation->second,
+          static_cast<size_t>(refused), first.samples);
+    if (chunk_key == kLead) CountLead(group, in_sum, first.version);
+  }
+  for (const Reply* reply : replies) {
+    if (chunk_key == kLead && reply->to.samples.value() > 0) Use(*reply);
+  }
+  CheckWeights(round, first, chunk);
+}
+
+// The replies to what is in the sum, when all agree about it.
+std::vector<const Reply*> Checker::InSum(const std::string& round,
+                                         const std::vector<const Reply*>& replies) {
   std::vector<const Reply*> in_sum;
-  size_t refused = 0;
   Samples samples;
   const Reply& first = *replies.front();
   for (const Reply* reply : replies) {
     if (reply->to.group_generation != first.to.group_generation) {
-      return Fail("generation", owner, ": a round of group ", group.value(), " step ", step.value(),
-                  " sums operations of generations ", first.to.group_generation.value(), " and ",
-                  reply->to.group_generation.value());
+      Fail("generation", round, " sums operations of generations ",
+           first.to.group_generation.value(), " and ", reply->to.group_generation.value());
     }
     if (reply->version != first.version || reply->samples != first.samples ||
         !SameBits(reply->values.values(), first.values.values())) {
-      return Fail("same bits", owner, ": members of a round of group ", group.value(), " step ",
-                  step.value(), " on ", Text(chunk_key), " get different replies");
+      Fail("same bits", round, ": its members get different replies");
     }
-    if (reply->status == OperationStatus::kNotFinite) ++refused;
     if (reply->status != OperationStatus::kOk || reply->to.samples.value() == 0) continue;
     in_sum.push_back(reply);
     samples += reply->to.samples;
   }
   if (samples != first.samples) {
-    return Fail("sum", owner, ": a round of group ", group.value(), " step ", step.value(), " on ",
-                Text(chunk_key), " says ", first.samples.value(), " samples; its operations had ",
-                samples.value());
+    Fail("sum", round, " says ", first.samples.value(), " samples; its operations had ",
+         samples.value());
   }
-  if (kind == OperationKind::kReduce) return CheckReduce(in_sum.empty() ? replies : in_sum);
-  Chunk& chunk = chunks_[chunk_key];
-  if (!chunk.known && !Begin(chunk, first)) return;
-  if (samples.value() > 0) {
-    const auto [it, once] = applied_rounds_.emplace(key, first.version);
-    if (!once) {
-      return Fail("exactly once", owner, ": group ", group.value(), " step ", step.value(), " on ",
-                  Text(chunk_key), " made version ", Text(it->second), " and then ",
-                  Text(first.version));
-    }
-    ++updates_;
-    const auto generation = generations_.find({group, first.to.group_generation});
-    Apply(chunk, in_sum, generation == generations_.end() ? nullptr : &generation->second, refused,
-          samples);
-    if (chunk_key == kLead) CountLead(group, in_sum, first.version);
+  return in_sum;
+}
+
+void Checker::CheckWeights(const std::string& round, const Reply& reply, const Chunk& chunk) {
+  if (reply.version != chunk.version) {
+    return Fail("version", round, " is at ", Text(reply.version), ", expected ",
+                Text(chunk.version));
   }
-  if (chunk_key == kLead) {
-    for (const Reply* reply : replies) {
-      if (reply->to.samples.value() > 0) Use(*reply);
-    }
+  const std::span<const float> got = reply.values.values();
+  if (SameBits(got, chunk.weights)) return;
+  if (got.size() != chunk.weights.size()) {
+    return Fail("weights", round, " has ", got.size(), " elements, expected ",
+                chunk.weights.size());
   }
-  if (first.version != chunk.version) {
-    return Fail("version", owner, ": ", Text(chunk_key), " is at ", Text(first.version),
-                ", expected ", Text(chunk.version));
-  }
-  if (!SameBits(first.values.values(), chunk.weights)) {
-    const std::span<const float> got = first.values.values();
-    size_t i = 0;
-    while (i < got.size() && SameBits(got.subspan(i, 1), std::span(chunk.weights).subspan(i, 1)))
-      ++i;
-    return Fail("weights", owner, ": ", Text(chunk_key), " version ", Text(first.version),
-                ", element ", i, " is ", i < got.size() ? got[i] : NAN, ", expected ",
-                i < chunk.weights.size() ? chunk.weights[i] : NAN);
+  for (size_t i = 0; i < got.size(); ++i) {
+    if (std::memcmp(&got[i], &chunk.weights[i], sizeof(float)) == 0) continue;
+    return Fail("weights", round, " makes version ", Text(reply.version), " with element ", i,
+                " = ", got[i], ", expected ", chunk.weights[i]);
   }
 }
 

@@ -131,6 +131,10 @@ class Checker {
 
   void OnRound(const std::string& owner, const RoundKey& key,
                const std::vector<const Reply*>& replies);
+  void CheckAgain(const std::string& owner, const Reply& reply, const Answered& before);
+  std::vector<const Reply*> InSum(const std::string& round,
+                                  const std::vector<const Reply*>& replies);
+  void CheckWeights(const std::string& round, const Reply& reply, const Chunk& chunk);
   void CheckReduce(const std::vector<const Reply*>& replies);
   bool Begin(Chunk& chunk, const Reply& reply);
   void Apply(Chunk& chunk, const std::vector<const Reply*>& in_sum, const Generation* generation,

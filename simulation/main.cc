@@ -71,8 +71,15 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   explore->add_option("--last-lines", exploring.last_lines, "of the trace of a run that failed")
       ->capture_default_str();
+  std::string bug;
+  explore->add_option("--bug", bug, "put in on purpose, to see it found")
+      ->check(CLI::IsMember({"answer-before-journal", "retry-applied-twice", "redo-keeps-sum"}));
   CLI11_PARSE(app, argc, argv);
 
+  exploring.bugs.release_before_durable = bug == "answer-before-journal";
+  exploring.bugs.retry_applied_twice = bug == "retry-applied-twice";
+  exploring.bugs.redo_keeps_accumulator = bug == "redo-keeps-sum";
+  if (!bug.empty()) exploring.command += " --bug " + bug;
   if (replay->parsed()) return Replay(path, replaying);
   if (one_seed != 0) {
     exploring.first_seed = one_seed;

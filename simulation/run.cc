@@ -85,8 +85,9 @@ class Simulation {
 
   // True when the job is over and everything that must hold then was looked at.
   bool Ended(RunResult* result) {
-    const bool busy = std::any_of(cluster_.workers.begin(), cluster_.workers.end(),
-                                  [](const auto& worker) { return worker->alive(); });
+    const bool busy =
+        std::any_of(cluster_.workers.begin(), cluster_.workers.end(),
+                    [](const auto& worker) { return worker->running() && worker->training(); });
     if (busy || !scheduler_.running()) return false;
     ClusterView view = scheduler_.Status();
     if (view.jobs.empty() || view.jobs.front().state < JobState::kFinished) return false;

@@ -39,7 +39,7 @@ struct Scenario {
   Ticks latency = Milliseconds(1);        // typical of the network
   Ticks sync = Milliseconds(2);           // typical of the journal's disk
   uint64_t compact_after = 0;             // journal entries; 0 = never
-  bool reduces = false;                   // each step has a Reduce before its pushes
+  bool reduces = false;                   // each step has a Reduce after its pushes
 };
 
 Scenario DrawScenario(Random& random);

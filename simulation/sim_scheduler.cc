@@ -295,6 +295,7 @@ void SimScheduler::Loop() {
   if (core_now_ - last_tick_ >= kTickInterval) {
     last_tick_ = core_now_;
     Step(TickEvent{});
+    Submit();
     if (in_flight_.empty()) {
       std::erase_if(streams_, [this](const auto& entry) {
         const absl::Status known = core_->CheckNode(entry.second->node);

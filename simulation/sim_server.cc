@@ -49,8 +49,7 @@ void SimServer::OnKill() {
   known_.clear();
   fenced_.clear();
   outbox_.clear();
-  report_.reset();
-  calling_ = gathering_ = false;
+  report_due_ = calling_ = false;
   lanes_.reset();
   network_->BreakAllOf(this);
 }
@@ -61,6 +60,7 @@ void SimServer::Join() {
   request.name = name();
   request.host = "host-" + name();
   request.data_address = name() + ":1";
+  request.process_id = life();
   scheduler_->Join(this, std::move(request), kCallTimeout,
                    [this](const absl::StatusOr<JoinReply>& reply) {
                      if (!reply.ok()) return After(kPause, [this] { Join(); });
@@ -70,7 +70,7 @@ void SimServer::Join() {
                        lane.job.emplace(self_.node, i, kThreads, 4u << 20, &lane.pool);
                      }
                      OpenWatch();
-                     GatherReport();
+                     OnReportDue();
                    });
 }
 
@@ -87,15 +87,25 @@ void SimServer::Queue(NodeRequest request) {
   Pump();
 }
 
-void SimServer::GatherReport() {
-  if (std::exchange(gathering_, true)) return;
+void SimServer::OnReportDue() {
+  report_due_ = true;
+  Pump();
+  After(kReportInterval, [this] { OnReportDue(); });
+}
+
+// One call at a time: first what is queued, then the report that is due.
+void SimServer::Pump() {
+  if (calling_ || (outbox_.empty() && !report_due_)) return;
+  calling_ = true;
+  if (!outbox_.empty()) return Call(outbox_.front(), true);
+  report_due_ = false;
+  Report();
+}
+
+void SimServer::Report() {
   auto report = std::make_shared<ServerReport>();
-  auto arrivals = std::make_shared<Arrivals>(kThreads, [this, report] {
-    gathering_ = false;
-    report_ = std::move(*report);
-    Pump();
-    After(kReportInterval, [this] { GatherReport(); });
-  });
+  auto arrivals =
+      std::make_shared<Arrivals>(kThreads, [this, report] { Call(std::move(*report), false); });
   for (uint32_t i = 0; i < kThreads; ++i) {
     Post(i, [this, i, report, arrivals] {
       JobAtServer part = (*lanes_)[i].job->Report();
@@ -109,18 +119,10 @@ void SimServer::GatherReport() {
   }
 }
 
-// One call at a time: first what is queued, then the report that is due.
-void SimServer::Pump() {
-  if (calling_ || (outbox_.empty() && !report_)) return;
-  calling_ = true;
-  const bool queued = !outbox_.empty();
-  NodeRequest request = queued ? outbox_.front() : NodeRequest(*std::exchange(report_, {}));
+void SimServer::Call(NodeRequest request, bool queued) {
   scheduler_->Call(this, self_, std::move(request), kCallTimeout,
                    [this, queued](const absl::StatusOr<NodeReply>& reply) {
                      calling_ = false;
-                     if (absl::IsFailedPrecondition(reply.status()) && !queued) {
-                       return world()->Trace(name(), ": is not known any more");
-                     }
                      if (Again(reply.status())) return After(kPause, [this] { Pump(); });
                      if (queued) outbox_.pop_front();
                      Pump();

@@ -80,7 +80,9 @@ class SimServer final : public FrameTaker {
   void Send(uint32_t lane, Replies& replies);
   void Queue(NodeRequest request);
   void Pump();
-  void GatherReport();
+  void OnReportDue();
+  void Report();
+  void Call(NodeRequest request, bool queued);
 
   // ---- Bugs
   DataFrame WithOldSum(DataFrame frame);
@@ -100,9 +102,8 @@ class SimServer final : public FrameTaker {
   std::map<NodeId, Incarnation> known_;
   std::map<NodeId, Incarnation> fenced_;
   std::deque<NodeRequest> outbox_;
-  std::optional<ServerReport> report_;  // due
+  bool report_due_ = false;
   bool calling_ = false;
-  bool gathering_ = false;
   bool ended_ = false;
 
   // Of the bugs.

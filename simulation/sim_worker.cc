@@ -11,6 +11,7 @@ namespace {
 constexpr Ticks kJoinTimeout = Seconds(5);
 constexpr Ticks kPause = Milliseconds(50);
 constexpr Ticks kCallTimeout = Seconds(60);
+constexpr Ticks kLastBoundaryPatience = Seconds(5);
 constexpr uint32_t kBatchesAhead = 4;
 
 const char* const kPhases[] = {"joins",
@@ -149,9 +150,11 @@ void SimWorker::Go() {
       return BeginBoundary();
     case Phase::kBoundary:
       return AwaitBoundary();
-    case Phase::kReducing:
-      return Exchange();
+    case Phase::kDrawing:
+      return Draw();
     case Phase::kExchanging:
+      return Reduce();
+    case Phase::kReducing:
       return BeginBoundary();
     case Phase::kReturning:
       if (outbox_.empty()) Leave();
@@ -265,10 +268,13 @@ void SimWorker::Draw() {
   const bool refill = plan_.spec.deterministic || lease_->available() == 0;
   if (refill && samples_finished_ && lease_->available() == 0) return Return();
   if (!refill) return TakeBatch();
+  // What is given back may come again with this draw: the scheduler has to know of it first.
+  if (!outbox_.empty()) return;
   const uint64_t count = plan_.spec.batch_size;
   DrawSamplesRequest request;
   request.wanted = Samples(plan_.spec.deterministic ? count : count * kBatchesAhead);
   request.step = group_->step() - Step(1);
+  request.received = Samples(ledger_.drawn);
   CallScheduler(request, [this](const NodeReply& reply) {
     const auto& drawn = std::get<DrawSamplesReply>(reply);
     for (const SampleRange& range : drawn.ranges) ledger_.drawn += range.end - range.begin;
@@ -285,7 +291,11 @@ void SimWorker::TakeBatch() {
   if (empty && samples_finished_) return Return();
   if (empty && !plan_.spec.deterministic && group_->current().members.size() <= 1) {
     // All that is left is leased to others, who may return it.
-    return After(Milliseconds(10), [this] { Draw(); });
+    busy_ = true;
+    return After(Milliseconds(10), [this] {
+      busy_ = false;
+      Draw();
+    });
   }
   Compute();
 }
@@ -297,16 +307,17 @@ void SimWorker::Compute() {
   busy_ = true;
   After(world()->random().TimeBetween(Milliseconds(1), longest), [this] {
     busy_ = false;
-    Reduce();
+    Exchange();
   });
 }
 
 void SimWorker::Reduce() {
-  if (!scenario_->reduces) return Exchange();
+  if (!scenario_->reduces) return BeginBoundary();
   Enter(Phase::kReducing);
   uint64_t samples = 0;
   for (const SampleRange& range : in_hand_) samples += range.end - range.begin;
-  IssueChunks(OperationKind::kReduce, 0, 1, Ordinal(0), Samples(samples));
+  // The start round of a joiner is the first operation of its step on each chunk.
+  IssueChunks(OperationKind::kReduce, 0, 1, Ordinal(1), Samples(samples));
 }
 
 void SimWorker::Exchange() {
@@ -314,8 +325,7 @@ void SimWorker::Exchange() {
   uint64_t samples = 0;
   for (const SampleRange& range : in_hand_) samples += range.end - range.begin;
   if (samples > 0) checker_->OnPush(self_, group_->step(), in_hand_);
-  IssueChunks(OperationKind::kPushPull, 0, chunks_.size(), Ordinal(scenario_->reduces ? 1 : 0),
-              Samples(samples));
+  IssueChunks(OperationKind::kPushPull, 0, chunks_.size(), Ordinal(0), Samples(samples));
 }
 
 // ---- Leaving ----------------------------------------------------------------------------------
@@ -353,17 +363,22 @@ void SimWorker::AwaitLeave() {
   const bool alone = group_->current().members.size() <= 1;
   if (!alone && !gone_ && !group_->leaves_at()) return;
   Enter(Phase::kPassingOn);
-  const std::optional<Step> from = group_->leaves_at();
-  if (!from || *from <= group_->step()) return Finish();
+  // The others still count on it up to the step in which they do without it. When that word was
+  // lost with a stream: they are at most a step ahead, and a change is in force from the step
+  // after.
+  const Step through = group_->leaves_at() ? *group_->leaves_at() - Step(1)
+                                           : group_->step() + Step(kActivationMargin);
+  if (alone || through < group_->step()) return Finish();
   std::set<NodeId> owners;
   for (const PlacedChunk& chunk : chunks_) owners.insert(chunk.owner);
   for (const NodeId owner : owners) {
     auto op = std::make_shared<Op>();
     op->operation = Header(OperationKind::kBoundary);
-    op->operation.origin_step = *from - Step(1);
+    op->operation.origin_step = through;
     op->owner = owner;
     Issue(std::move(op));
   }
+  if (!group_->leaves_at()) After(kLastBoundaryPatience, [this] { Finish(); });
 }
 
 void SimWorker::Finish() {

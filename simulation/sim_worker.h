@@ -2,7 +2,7 @@
 // is the real thing: which generation holds for which step, the samples held, tensors to chunks.
 //
 //   join -> formed -> register -> (write initial values) -> sealed -> start round -> step ... ->
-//   leave step: draw samples, compute, [Reduce], PushPull of every chunk, Boundary, wait for a
+//   leave step: draw samples, compute, PushPull of every chunk, [Reduce], Boundary, wait for a
 //   change
 //
 // An operation is sent again under the same identity after a broken connection (same sequence) or
@@ -175,6 +175,7 @@ class SimWorker final : public Process {
   bool busy_ = false;  // the caller's thread waits for the scheduler or computes
   bool asked_to_leave_ = false;
   bool gone_ = false;
+  bool new_stream_ = false;
 };
 
 }  // namespace paceline::simulation

@@ -9,12 +9,13 @@ namespace paceline::simulation {
 namespace {
 
 constexpr Ticks kCallTimeout = Seconds(5);
-constexpr Ticks kPause = Milliseconds(50);
+constexpr Ticks kPause = Milliseconds(100);
 constexpr Ticks kReportInterval = Milliseconds(500);
 
 }  // namespace
 
 void SimWorker::OpenWatch() {
+  new_stream_ = true;
   stream_ = scheduler_->Watch(
       this, self_, [this](const Directive& directive) { OnDirective(directive); },
       [this](const absl::Status& cause) {
@@ -35,6 +36,7 @@ void SimWorker::Apply(const PlanDirective& directive) {
   if (have_plan_ && directive.plan.generation < plan_.generation) return;
   plan_ = directive.plan;
   have_plan_ = true;
+  if (std::exchange(new_stream_, false)) group_->OnNewStream();
   group_->OnPlan(plan_);
   for (const ServerInfo& server : plan_.servers) {
     links_[server.node].server = find_server_(server.name);

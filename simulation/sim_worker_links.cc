@@ -122,6 +122,11 @@ void SimWorker::OnReply(NodeId owner, const DataReply& reply) {
 
 void SimWorker::Settle(const OpPtr& op, const DataReply& reply) {
   Operation& mine = op->operation;
+  if (reply.reply.status == OperationStatus::kOldGeneration) {
+    // No generation that is known there has this worker: it has no step to end.
+    if (mine.kind == OperationKind::kBoundary) return;
+    if (group_->IsWithoutSelf(reply.group_generation)) return Fail("its group goes on without it");
+  }
   switch (reply.reply.status) {
     case OperationStatus::kNotYet:
     case OperationStatus::kOldGeneration:

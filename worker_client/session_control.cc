@@ -165,6 +165,7 @@ bool SessionImpl::SendQueued() {
     if (IsWorthRetrying(status)) return false;
     MutexLock lock(&mutex_);
     outbox_.pop_front();
+    changed_.SignalAll();
     if (status.ok() || (leaving_ && absl::IsFailedPrecondition(status))) continue;
     LogWarning("worker", options_.worker_name,
                ": the scheduler refused a report: ", std::string(status.message()));
@@ -261,10 +262,23 @@ void SessionImpl::ReportProgress(const std::map<std::string, double>& metrics) {
 
 // ---- Samples ------------------------------------------------------------------------------------
 
+bool SessionImpl::ReturnsQueued() const {
+  return std::any_of(outbox_.begin(), outbox_.end(), [](const NodeRequest& request) {
+    return std::holds_alternative<ReturnSamplesRequest>(request);
+  });
+}
+
 absl::Status SessionImpl::Refill(uint32_t count) {
   DrawSamplesRequest request;
   {
     MutexLock lock(&mutex_);
+    // What is given back may come again with this draw. The scheduler has to know of it first: told
+    // a second time, after a lost answer, it would take the samples away again.
+    const Ticks deadline = Deadline();
+    while (failed_.ok() && ReturnsQueued() && Now() < deadline) {
+      changed_.WaitFor(&mutex_, deadline - Now());
+    }
+    if (!failed_.ok()) return failed_;
     const bool deterministic = plan_.spec.deterministic;
     request.wanted = Samples(std::min<uint64_t>(
         deterministic ? count : uint64_t{count} * kBatchesAhead, options_.max_lease_samples));

@@ -185,6 +185,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   bool SendQueued() EXCLUDES(mutex_, send_mutex_);
   void OpenWatch();
   WorkerReport MakeReport() EXCLUDES(mutex_);
+  bool ReturnsQueued() const REQUIRES(mutex_);
   absl::Status Refill(uint32_t count);
   absl::StatusOr<NodeReply> CallScheduler(const NodeRequest& request);
   void Fail(absl::Status status) REQUIRES(mutex_);

@@ -172,6 +172,8 @@ void ToProto(const GroupPlan& in, v1::GroupPlan* out) {
   out->set_id(in.id.value());
   out->set_generation(in.generation.value());
   out->set_activation_step(in.activation_step.value());
+  out->set_last_fence(in.last_fence.value());
+  out->set_planned_members(in.planned_members);
   AllToProto(in.members, out->mutable_members());
   out->set_reason(FreeText(in.reason));
 }
@@ -182,6 +184,8 @@ absl::Status FromProto(const v1::GroupPlan& in, GroupPlan* out) {
   out->id = GroupId(in.id());
   out->generation = GroupGeneration(in.generation());
   out->activation_step = Step(in.activation_step());
+  out->last_fence = GroupGeneration(in.last_fence());
+  out->planned_members = in.planned_members();
   out->reason = in.reason();
   return absl::OkStatus();
 }

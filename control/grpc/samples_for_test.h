@@ -57,7 +57,8 @@ inline Member Worker() {
 }
 
 inline GroupPlan Group() {
-  return {GroupId(2), GroupGeneration(5), Step(77), {Worker(), Worker()}, "one group: all equal"};
+  return {GroupId(2),           GroupGeneration(5),    Step(77), GroupGeneration(4), 3,
+          {Worker(), Worker()}, "one group: all equal"};
 }
 
 inline Plan WholePlan() {

@@ -57,6 +57,7 @@ Plan PlanOf(std::vector<std::vector<uint32_t>> groups,
     group.id = GroupId(g);
     group.generation = GroupGeneration(1);
     for (const uint32_t number : groups[g]) group.members.push_back(MemberOf(number));
+    group.planned_members = static_cast<uint32_t>(group.members.size());
     plan.groups.push_back(std::move(group));
   }
   TensorPlan tensor;

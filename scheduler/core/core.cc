@@ -182,6 +182,7 @@ void Core::Impl::Handle(NodeEvent& event) {
     return Refuse(event.request, known);
   }
   sessions_[event.from.node].last_seen = now_;
+  sessions_[event.from.node].heard = true;
   const NodeRecord& from = node(event.from.node);
   const bool needs_job = std::visit(
       [](const auto& body) {
@@ -211,6 +212,7 @@ void Core::Impl::Handle(WatchEvent& event) {
   NodeSession& session = sessions_[event.from.node];
   session.last_seen = now_;
   session.watching = true;
+  session.heard = true;
   const NodeRecord& record = node(event.from.node);
   for (const auto& [id, job] : state_.jobs) {
     const bool concerned =

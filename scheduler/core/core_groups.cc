@@ -47,6 +47,7 @@ void Core::Impl::FormIfComplete(JobId id) {
     group.generation = GroupGeneration(1);
     group.reason = std::move(planned.reason);
     for (NodeId member : planned.members) group.members.push_back(MemberOf(node(member)));
+    group.planned_members = static_cast<uint32_t>(group.members.size());
     groups.push_back(std::move(group));
   }
   const std::string name = forming.spec.name;
@@ -197,6 +198,7 @@ void Core::Impl::AddLeavers(const JobRecord& job, Change& change) {
     std::erase_if(next.members, [&](const Member& m) { return change.leavers.count(m.node) > 0; });
     ++next.generation;
     ++next.activation_step;
+    next.planned_members = static_cast<uint32_t>(next.members.size());
     next.reason = change.reason;
     change.groups.push_back(std::move(next));
   }
@@ -232,6 +234,7 @@ void Core::Impl::AddJoiners(const JobRecord& job, const std::vector<const NodeRe
                     " joins group ", id.value(), " (", place.reason, ")");
   }
   for (GroupId id : touched) {
+    groups[id].planned_members = static_cast<uint32_t>(groups[id].members.size());
     for (const Member& m : groups[id].members) change.concerned.insert(m.node);
     change.groups.push_back(groups[id]);
   }
@@ -284,6 +287,7 @@ void Core::Impl::FenceWorker(const NodeRecord& dead, const std::string& reason) 
     std::erase_if(next.members, [&](const Member& m) { return m.node == dead.id; });
     if (next.members.size() == group.members.size()) continue;
     ++next.generation;  // in force at once: the activation step stays
+    next.last_fence = next.generation;
     next.reason = reason;
     for (const Member& m : next.members) concerned.insert(m.node);
     groups.push_back(std::move(next));

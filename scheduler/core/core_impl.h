@@ -24,6 +24,7 @@ namespace scheduler {
 struct NodeSession {
   Ticks last_seen;
   bool watching = false;
+  bool heard = false;  // it has asked for something since it joined
   uint64_t last_sequence = 0;
   WorkerReport worker;
   ServerReport server;
@@ -150,6 +151,8 @@ class Core::Impl {
   absl::StatusOr<JobId> JobOfJoiner(const JoinRequest& join);
   void ForgetOldJobs();
   NodeId IdByName(const JoinRequest& join) const;
+  bool IsSameServer(const NodeRecord& record, const JoinRequest& join) const;
+  void AnswerJoin(RequestId request, const NodeRecord& record);
   JobRank RankOf(const JobRecord& job, const std::string& name) const;
   uint32_t FailureTimeoutMs(const NodeRecord& record) const;
   void DeclareDead(NodeId id, const std::string& cause);

@@ -118,6 +118,30 @@ JobRank Core::Impl::RankOf(const JobRecord& job, const std::string& name) const 
   return rank;
 }
 
+// Whether a server asks again because the answer to its join was lost: shards may have been placed
+// on it already.
+bool Core::Impl::IsSameServer(const NodeRecord& record, const JoinRequest& join) const {
+  const auto session = sessions_.find(record.id);
+  const bool heard = session != sessions_.end() && session->second.heard;
+  return record.live() && !heard && record.role == Role::kServer && record.process_id != 0 &&
+         record.process_id == join.process_id && record.host == join.host &&
+         record.data_address == join.data_address;
+}
+
+void Core::Impl::AnswerJoin(RequestId request, const NodeRecord& record) {
+  JoinReply reply;
+  reply.self = record.ref();
+  reply.job = record.job;
+  reply.rank = record.rank;
+  reply.term = state_.term;
+  reply.key = record.key;
+  reply.failure_timeout_ms = FailureTimeoutMs(record);
+  // Three beats fit into the time after which a node counts as dead.
+  reply.heartbeat_interval_ms =
+      std::min(options_.heartbeat_interval_ms, std::max(1u, reply.failure_timeout_ms / 3));
+  Answer(request, reply);
+}
+
 void Core::Impl::Handle(JoinEvent& event) {
   JoinRequest& join = event.join;
   absl::Status valid = CheckJoin(join);
@@ -133,6 +157,10 @@ void Core::Impl::Handle(JoinEvent& event) {
   if (before == state_.nodes.end() && static_cast<uint64_t>(live) >= options_.limits.max_nodes) {
     return Refuse(event.request, absl::ResourceExhaustedError(absl::StrCat(
                                      "join of ", join.name, ": ", live, " nodes, the limit")));
+  }
+  if (before != state_.nodes.end() && IsSameServer(before->second, join)) {
+    sessions_[id].last_seen = now_;
+    return AnswerJoin(event.request, before->second);
   }
   if (before != state_.nodes.end() && before->second.live()) {
     DeclareDead(id, "the same name joined again");
@@ -158,17 +186,7 @@ void Core::Impl::Handle(JoinEvent& event) {
   Decide(scheduler::NodeJoined{record});
   sessions_[id] = NodeSession();
   sessions_[id].last_seen = now_;
-  JoinReply reply;
-  reply.self = record.ref();
-  reply.job = record.job;
-  reply.rank = record.rank;
-  reply.term = state_.term;
-  reply.key = record.key;
-  reply.failure_timeout_ms = FailureTimeoutMs(record);
-  // Three beats fit into the time after which a node counts as dead.
-  reply.heartbeat_interval_ms =
-      std::min(options_.heartbeat_interval_ms, std::max(1u, reply.failure_timeout_ms / 3));
-  Answer(event.request, reply);
+  AnswerJoin(event.request, record);
   if (record.role == Role::kServer) {
     Say("", "join", absl::StrCat("server ", record.name, " at ", record.data_address));
     std::vector<JobId> jobs;

@@ -203,10 +203,12 @@ void Core::Impl::On(const NodeRecord& from, RequestId request, ServerReport& bod
     if (!lead) continue;
     run.applied_history.emplace_back(now_, applied);
     while (run.applied_history.size() > 16) run.applied_history.pop_front();
-    // A fence that this owner has not acked yet may still change its counts.
-    const bool fencing = std::any_of(run.fences.begin(), run.fences.end(), [&](const auto& f) {
-      return f.second.awaited.count(server) > 0;
-    });
+    // A fence that this owner has not acked yet may still change its counts; those of an earlier
+    // term come with the plan.
+    const bool fencing = sessions_[server].acked.count(report.job) == 0 ||
+                         std::any_of(run.fences.begin(), run.fences.end(), [&](const auto& f) {
+                           return f.second.awaited.count(server) > 0;
+                         });
     if (fencing || !it->second.active()) continue;
     for (NodeId worker : std::set<NodeId>(run.unsettled)) Settle(report.job, worker);
     ServeDraws(report.job);

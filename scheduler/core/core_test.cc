@@ -171,6 +171,58 @@ TEST_F(CoreTest, RegistrationEndsWithTheReasonOfAServerThatCannotTakeThePlan) {
                                 "server server-0: more than the quota; raise it or add servers"));
 }
 
+TEST_F(CoreTest, AServerWhoseJoinWasNotAnsweredAsksAgainAndKeepsItsShards) {
+  Start(0, Spec(1));
+  const RequestId id = Register(W(0));
+  JoinRequest server = c.Server("server-0");
+  server.process_id = 77;
+  ASSERT_TRUE(c.Join(server, false).ok());
+  const NodeRef self = c.joined.at("server-0").self;
+  ASSERT_TRUE(c.Join(server).ok());
+  EXPECT_EQ(c.joined.at("server-0").self, self);
+  EXPECT_TRUE(c.StatusOf(id).ok());
+  EXPECT_EQ(c.Job("mnist").state, JobState::kRunning);
+  // Another process of the same name takes its place: what the first one held is lost.
+  server.process_id = 78;
+  ASSERT_TRUE(c.Join(server).ok());
+  EXPECT_NE(c.joined.at("server-0").self, self);
+  EXPECT_EQ(c.Job("mnist").state, JobState::kStopped);
+}
+
+TEST_F(CoreTest, AfterARestartAGoneWorkerIsSettledWhenItsOwnerHasThePlan) {
+  Start(1, Spec(2));
+  Register(W(0));
+  ASSERT_TRUE(c.StatusOf(c.Ask(W(1), DrawSamplesRequest{Samples(10), {}, {}})).ok());
+  // The owner never hears of the fence; the scheduler that decided it dies.
+  const NodeRef server = c.joined.at("server-0").self;
+  c.Feed(WatchClosedEvent{server});
+  c.Feed(ProcessEndedEvent{c.joined.at(W(1)).self, "killed"});
+  c.RestartScheduler();
+  // Its counts may still grow by what the dead one pushed.
+  Report({{W(1), {0, 0}}});
+  EXPECT_EQ(c.Job("mnist").returned, Samples(0));
+  c.Feed(WatchEvent{server});
+  Report({{W(1), {10, 0}}});
+  EXPECT_EQ(c.Job("mnist").returned, Samples(0));
+  EXPECT_EQ(c.Job("mnist").drawn, c.Job("mnist").applied);
+}
+
+TEST_F(CoreTest, AGroupPlanSaysOfTheLastFenceAndOfWhoWasPlanned) {
+  Start(1, Spec(3));
+  Register(W(0));
+  c.Feed(ProcessEndedEvent{c.joined.at(W(2)).self, "killed"});
+  GroupPlan group = c.Job("mnist").groups.front().plan;
+  EXPECT_EQ(group.last_fence, group.generation);
+  EXPECT_EQ(group.planned_members, 3u);
+  const GroupGeneration fenced = group.generation;
+  ASSERT_TRUE(c.Join(c.Worker(W(3), Spec(3), 3)).ok());
+  group = c.Job("mnist").groups.front().plan;
+  EXPECT_EQ(group.last_fence, fenced);
+  EXPECT_EQ(group.planned_members, 3u);
+  ASSERT_TRUE(c.Join(c.Worker(W(4), Spec(3), 4)).ok());
+  EXPECT_EQ(c.Job("mnist").groups.front().plan.planned_members, 4u);
+}
+
 TEST_F(CoreTest, KeysReachOwnersAndTheMemberOnly) {
   Start(1, Spec(2));
   Register(W(0));

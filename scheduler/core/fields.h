@@ -38,7 +38,7 @@ void Fields(A& a, Is<Member> auto& v) {
 }
 template <typename A>
 void Fields(A& a, Is<GroupPlan> auto& v) {
-  a(v.id, v.generation, v.activation_step, v.members, v.reason);
+  a(v.id, v.generation, v.activation_step, v.last_fence, v.planned_members, v.members, v.reason);
 }
 template <typename A>
 void Fields(A& a, Is<TensorPlan> auto& v) {

@@ -28,7 +28,9 @@ void DumpNode(const NodeRecord& node, std::string& out) {
 
 void DumpGroup(const GroupPlan& group, std::string& out) {
   absl::StrAppend(&out, "  group ", group.id.value(), " generation=", group.generation.value(),
-                  " activation=", group.activation_step.value(), " members=");
+                  " activation=", group.activation_step.value(),
+                  " last_fence=", group.last_fence.value(), " planned=", group.planned_members,
+                  " members=");
   for (const Member& m : group.members) {
     absl::StrAppend(&out, m.name, "(", m.node.value(), ".", m.incarnation.value(), ") ");
   }
