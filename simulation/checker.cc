@@ -84,11 +84,12 @@ float InitialAt(NodeId writer, ChunkKey chunk, uint64_t i) {
 
 // ---- The scheduler ----------------------------------------------------------------------------
 
-void Checker::OnJoined(NodeRef self) {
-  if (!joined_.emplace(self.node, self.incarnation).second) {
-    Fail("incarnation", Text(self), " was given twice");
+void Checker::OnJoined(NodeRef self, const std::string& who) {
+  const auto [it, first] = joined_.emplace(self, who);
+  if (!first && it->second != who) {
+    Fail("incarnation", Text(self), " was given to ", it->second, " and to ", who);
   }
-  ++incarnations_[self.node];
+  if (first) ++incarnations_[self.node];
 }
 
 void Checker::OnDurable(const JournalEntry& entry) {

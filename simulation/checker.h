@@ -66,7 +66,8 @@ class Checker {
 
   // ---- The scheduler
   void OnDurable(const JournalEntry& entry);
-  void OnJoined(NodeRef self);
+  // `who`: the process and its life; asked again it may get the same answer again.
+  void OnJoined(NodeRef self, const std::string& who);
   void OnDrawn(NodeRef to, const std::vector<SampleRange>& ranges,
                const std::function<bool(NodeRef)>& live);
   // A directive is delivered.
@@ -150,7 +151,7 @@ class Checker {
   World* const world_;
   const Scenario* const scenario_;
 
-  std::set<std::pair<NodeId, Incarnation>> joined_;
+  std::map<NodeRef, std::string> joined_;
   std::map<std::pair<GroupId, GroupGeneration>, std::pair<std::string, std::string>> told_;
   std::map<std::pair<GroupId, GroupGeneration>, Generation> generations_;
   std::map<OperationKey, Answered> answered_;

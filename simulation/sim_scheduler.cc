@@ -177,7 +177,7 @@ void SimScheduler::Answer(RequestId request,
     return;
   }
   const std::shared_ptr<PendingCall> call = found.mapped();
-  if (reply.ok()) CheckReply(call->from, *reply);
+  if (reply.ok()) CheckReply(*call, *reply);
   const bool lost = world()->random().Per100k(scenario_->lost_calls);
   if (lost)
     world()->Trace("scheduler -> ", call->caller->name(), ": reply to ", call->what, " is lost");
@@ -186,13 +186,15 @@ void SimScheduler::Answer(RequestId request,
   });
 }
 
-void SimScheduler::CheckReply(NodeRef to,
+void SimScheduler::CheckReply(const PendingCall& call,
                               const std::variant<JoinReply, NodeReply, OperatorReply>& reply) {
-  if (const auto* joined = std::get_if<JoinReply>(&reply)) return checker_->OnJoined(joined->self);
+  if (const auto* joined = std::get_if<JoinReply>(&reply)) {
+    return checker_->OnJoined(joined->self, absl::StrCat(call.caller->name(), "#", call.life));
+  }
   const auto* node = std::get_if<NodeReply>(&reply);
   if (node == nullptr) return;
   if (const auto* drawn = std::get_if<DrawSamplesReply>(node)) {
-    checker_->OnDrawn(to, drawn->ranges,
+    checker_->OnDrawn(call.from, drawn->ranges,
                       [this](NodeRef ref) { return core_->CheckNode(ref).ok(); });
   }
 }

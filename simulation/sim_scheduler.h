@@ -120,7 +120,8 @@ class SimScheduler final : public Process {
   Ticks Latency();
   void Request(Process* caller, NodeRef from, SchedulerEvent event, std::string what, Ticks timeout,
                Done done);
-  void CheckReply(NodeRef to, const std::variant<JoinReply, NodeReply, OperatorReply>& reply);
+  void CheckReply(const PendingCall& call,
+                  const std::variant<JoinReply, NodeReply, OperatorReply>& reply);
   void OnTimer();
   void Arrive(Item item);
   void Loop();
