@@ -3,15 +3,6 @@
 #include <algorithm>
 
 namespace paceline {
-namespace {
-
-bool IsIn(const GroupPlan& group, const Member& member) {
-  return std::any_of(group.members.begin(), group.members.end(), [&member](const Member& m) {
-    return m.node == member.node && m.incarnation == member.incarnation;
-  });
-}
-
-}  // namespace
 
 void GroupTable::ApplyPlan(const std::vector<GroupPlan>& groups) {
   for (const GroupPlan& group : groups) {
@@ -63,18 +54,6 @@ void GroupTable::Fence(const NodeRef& dead, const std::vector<GroupPlan>& groups
 }
 
 void GroupTable::HoldForAllSteps(const GroupPlan& group) {
-  // Who joined at a later step owes nothing to the steps before it, which the new generation now
-  // holds for as well.
-  const std::deque<Generation>& known = groups_[group.id];
-  for (const Member& member : group.members) {
-    const auto joined = std::find_if(known.begin(), known.end(), [&member](const Generation& g) {
-      return IsIn(*g.plan, member);
-    });
-    const Step first = joined != known.end() ? joined->activation
-                       : known.empty()       ? Step(0)
-                                             : group.activation_step;
-    if (first > Step(0)) Cover(group.id, member.node, member.incarnation, first - Step(1));
-  }
   groups_[group.id].clear();
   Append(group, Step(0));
 }
@@ -151,6 +130,7 @@ bool GroupTable::Cover(GroupId group, NodeId node, Incarnation incarnation, Step
 }
 
 bool GroupTable::IsCovered(GroupId group, const Member& member, Step step) const {
+  if (step < member.first_step) return true;
   const auto it = covered_.find({group, member.node});
   return it != covered_.end() && it->second.incarnation == member.incarnation &&
          it->second.through >= step;

@@ -46,7 +46,7 @@ inline constexpr size_t kOperationStatuses = 13;
 // The header of an operation; the same in each of its pieces.
 struct Operation {
   OperationKind kind = OperationKind::kPull;
-  uint64_t route = 0;  // where the reply goes; of the host
+  uint64_t route = 0;  // where the reply goes; of the host, higher for channels that opened later
   NodeId sender;
   Incarnation incarnation;
   Sequence sequence;

@@ -24,9 +24,11 @@ RoundKey KeyOf(const Operation& operation) {
   return {operation.group, operation.step, operation.ordinal};
 }
 
-// The reply goes to the newest attempt; an older one may still be on its way.
+// The reply goes to the newest attempt; an older one may still be on its way, also on a channel
+// that its sender has given up.
 void TakeNewer(Operation& current, const Operation& attempt) {
   if (attempt.sequence < current.sequence) return;
+  if (attempt.sequence == current.sequence && attempt.route < current.route) return;
   current.route = attempt.route;
   current.sequence = attempt.sequence;
 }

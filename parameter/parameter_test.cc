@@ -267,6 +267,18 @@ TEST(Once, AKeptReplyHasTheWeightsOfItsTimeWhateverCameAfter) {
   EXPECT_EQ(again[0].version.count, 1u);
 }
 
+TEST(Once, TheReplyGoesToTheNewestChannelWhicheverFrameComesLast) {
+  ShardHarness h(1, kSgd, {GroupOf(0, {0, 1})});
+  h.Send({.member = 0, .values = {2}, .sequence = 7, .route = 1});
+  h.Send({.member = 0, .values = {2}, .sequence = 7, .route = 2});
+  // What was read late from the channel that its sender has given up.
+  h.Send({.member = 0, .values = {2}, .sequence = 7, .route = 1});
+  const auto replies = h.Send({.member = 1, .values = {4}, .route = 3});
+  ASSERT_THAT(replies, SizeIs(2));
+  EXPECT_EQ(replies[0].to.route, 2u);
+  EXPECT_EQ(replies[1].to.route, 3u);
+}
+
 TEST(Once, ACutMessageSentAgainSumsEveryPieceOnce) {
   const size_t n = 16 * kPieceBytes / sizeof(float) - 13;
   ShardHarness h(n, kSgd, {GroupOf(0, {0})});
@@ -418,29 +430,6 @@ TEST(Groups, AFenceVoidsOpenRoundsAndSurvivorsPushAgain) {
   EXPECT_THAT(h.weights(), ElementsAre(-3));
 }
 
-TEST(Groups, AGenerationHoldsFromItsActivationStep) {
-  GroupTable groups;
-  groups.ApplyPlan({GroupOf(0, {0, 1})});
-  groups.Commit({GroupOf(0, {0, 1, 2}, 2, 10)});
-  const auto admit = [&groups](uint64_t generation, uint64_t step, uint32_t member,
-                               uint64_t incarnation = 1) {
-    return groups
-        .Admit(GroupId(0), GroupGeneration(generation), Step(step), NodeId(100 + member),
-               Incarnation(incarnation))
-        .admission;
-  };
-  EXPECT_EQ(admit(1, 9, 0), Admission::kAccept);
-  EXPECT_EQ(admit(1, 10, 0), Admission::kOldGeneration);
-  EXPECT_EQ(admit(2, 10, 0), Admission::kAccept);
-  EXPECT_EQ(admit(2, 10, 2), Admission::kAccept);
-  EXPECT_EQ(admit(1, 9, 2), Admission::kOldGeneration);  // not a member yet
-  EXPECT_EQ(admit(3, 20, 0), Admission::kPark);
-  EXPECT_EQ(admit(2, 10, 0, 0), Admission::kFenced);  // an older incarnation
-  EXPECT_EQ(
-      groups.Admit(GroupId(7), GroupGeneration(1), Step(0), NodeId(100), Incarnation(1)).admission,
-      Admission::kPark);
-}
-
 TEST(Groups, ALateCommitVoidsWhatWasBegunPastIt) {
   ShardHarness h(1, kSgd, {GroupOf(0, {0, 1})});
   h.Send({.member = 0, .step = 5, .values = {1}});
@@ -450,43 +439,6 @@ TEST(Groups, ALateCommitVoidsWhatWasBegunPastIt) {
   ASSERT_THAT(replies, SizeIs(1));
   EXPECT_EQ(replies[0].status, OperationStatus::kOldGeneration);
   EXPECT_EQ(h.shard().open_rounds(), 0u);
-}
-
-TEST(Groups, AJoinerOwesNothingToStepsBeforeItsActivationWhenAFenceComesFirst) {
-  GroupTable groups;
-  groups.ApplyPlan({GroupOf(0, {0, 1})});
-  groups.Commit({GroupOf(0, {0, 1, 2}, 2, 10)});
-  groups.Fence({NodeId(101), Incarnation(1)}, {GroupOf(0, {0, 2}, 3, 10)});
-  EXPECT_TRUE(groups.IsCovered(GroupId(0), MemberNumber(2), Step(9)));
-  EXPECT_FALSE(groups.IsCovered(GroupId(0), MemberNumber(2), Step(10)));
-  EXPECT_FALSE(groups.IsCovered(GroupId(0), MemberNumber(0), Step(9)));
-}
-
-TEST(Groups, JoinersOfDifferentStepsOweNothingToTheStepsBeforeTheirs) {
-  GroupTable groups;
-  groups.ApplyPlan({GroupOf(0, {0, 1})});
-  groups.Commit({GroupOf(0, {0, 1, 2}, 2, 10)});
-  groups.Commit({GroupOf(0, {0, 1, 2, 3}, 3, 11)});
-  groups.Fence({NodeId(101), Incarnation(1)}, {GroupOf(0, {0, 2, 3}, 4, 11)});
-  EXPECT_FALSE(groups.IsCovered(GroupId(0), MemberNumber(0), Step(9)));
-  EXPECT_TRUE(groups.IsCovered(GroupId(0), MemberNumber(2), Step(9)));
-  EXPECT_FALSE(groups.IsCovered(GroupId(0), MemberNumber(2), Step(10)));
-  EXPECT_TRUE(groups.IsCovered(GroupId(0), MemberNumber(3), Step(10)));
-  EXPECT_FALSE(groups.IsCovered(GroupId(0), MemberNumber(3), Step(11)));
-}
-
-TEST(Groups, APlanMakesUpForAFenceThatWasMissed) {
-  // A commit for step 10 was heard; then a member died while the stream of directives was broken.
-  GroupTable groups;
-  groups.ApplyPlan({GroupOf(0, {0, 1})});
-  groups.Commit({GroupOf(0, {0, 1, 2}, 2, 10)});
-  GroupPlan plan = GroupOf(0, {0, 2}, 3, 10);
-  plan.last_fence = GroupGeneration(3);
-  groups.ApplyPlan({plan});
-  // Steps before 10 do without the dead one, and owe the joiner of step 10 nothing.
-  EXPECT_EQ(groups.InForce(GroupId(0), Step(5))->plan->generation, GroupGeneration(3));
-  EXPECT_TRUE(groups.IsCovered(GroupId(0), MemberNumber(2), Step(9)));
-  EXPECT_FALSE(groups.IsCovered(GroupId(0), MemberNumber(2), Step(10)));
 }
 
 TEST(Cut, HoldsLaterStepsUntilTheCopyIsMade) {

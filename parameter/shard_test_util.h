@@ -48,6 +48,7 @@ struct Sent {
   std::optional<uint64_t> sequence{};  // the member's next when not given
   std::optional<uint64_t> acknowledged{};
   DType dtype = DType::kF32;
+  uint64_t route = 0;
 };
 
 class ShardHarness {
@@ -74,6 +75,7 @@ class ShardHarness {
   Operation Header(const Sent& sent) {
     Operation op;
     op.kind = sent.kind;
+    op.route = sent.route;
     op.sender = NodeId(100 + sent.member);
     op.incarnation = Incarnation(1);
     op.sequence = Sequence(sent.sequence ? *sent.sequence : ++sequences_[sent.member]);

@@ -63,6 +63,12 @@ void GroupTracker::Adopt(const GroupPlan& group) {
   if (member) next_group_ = group;
 }
 
+bool GroupTracker::alone() const {
+  return current_->members.size() <= 1 &&
+         std::all_of(due_.begin(), due_.end(),
+                     [](const auto& due) { return due.second.members.size() <= 1; });
+}
+
 bool GroupTracker::MayAdvance() const {
   const Step next = step_ + Step(1);
   return std::all_of(holds_.begin(), holds_.end(),

@@ -34,6 +34,9 @@ class GroupTracker {
   void OnNewStream() { holds_.clear(); }
   void OnFence(const FenceDirective& directive);
 
+  // Nobody else is in the group now, or in a generation of it that is agreed.
+  bool alone() const;
+
   // False while the worker has no group yet or has left its last one.
   bool in_group() const { return current_.has_value(); }
   const GroupPlan& current() const { return *current_; }

@@ -155,5 +155,13 @@ TEST(GroupTracker, APlanMakesUpForAFenceThatWasMissed) {
   EXPECT_EQ(tracker.current().generation, GroupGeneration(3));
 }
 
+TEST(GroupTracker, OneThatWillGetAMemberIsNotAlone) {
+  GroupTracker tracker = TrackerIn(GroupOf(1, 0, {1}));
+  EXPECT_TRUE(tracker.alone());
+  tracker.OnCommit(Commit(5, {GroupOf(2, 10, {1, 2})}));
+  // Whoever leaves before step 10 still owes its last word to the joiner.
+  EXPECT_FALSE(tracker.alone());
+}
+
 }  // namespace
 }  // namespace paceline

@@ -27,6 +27,7 @@ struct Member {
   std::string host;
   std::string data_address;  // of the worker's own listener; empty if it has none
   SecretKey key{};           // filled for owners and for the member itself only
+  Step first_step;           // it owes nothing to the steps before: it joined with this one
 
   bool operator==(const Member&) const = default;
 };

@@ -49,6 +49,10 @@ TEST(ExploreTest, ARunIsAFunctionOfItsSeed) {
 TEST(ExploreTest, FindsAnswersThatLeaveBeforeTheJournalHasThem) {
   std::string said;
   EXPECT_FALSE(Find({.release_before_durable = true}, &said).failed.empty()) << said;
+  EXPECT_TRUE(said.find("invariant 'incarnation'") != std::string::npos ||
+              said.find("invariant 'generation'") != std::string::npos ||
+              said.find("invariant 'one lease'") != std::string::npos)
+      << said;
 }
 
 TEST(ExploreTest, FindsARetryThatIsAppliedTwice) {

@@ -120,9 +120,22 @@ void Faults::StopScheduler() {
 
 void Faults::KillScheduler() {
   if (!cluster_->scheduler->alive()) return;
-  world_->Trace("fault: the scheduler is killed");
-  cluster_->scheduler->Kill();
-  ++away_;
+  Ticks delay;
+  if (world_->random().OneIn(2)) {  // with much that is decided and not durable
+    SlowJournal();
+    delay = world_->random().TimeBetween(Milliseconds(1), Milliseconds(600));
+  }
+  world_->After(delay, [this] {
+    if (!cluster_->scheduler->alive()) return;
+    world_->Trace("fault: the scheduler is killed");
+    Disturb();
+    cluster_->scheduler->Kill();
+    ++away_;
+    StartSchedulerAgain();
+  });
+}
+
+void Faults::StartSchedulerAgain() {
   world_->After(world_->random().TimeBetween(Milliseconds(5), Seconds(2)), [this] {
     --away_;
     Disturb();

@@ -41,6 +41,7 @@ class Faults {
   void StopServer();
   void StopScheduler();
   void KillScheduler();
+  void StartSchedulerAgain();
   void BreakConnections();
   void BreakWatch();
   void SlowJournal();

@@ -4,6 +4,17 @@
 #include <utility>
 
 namespace paceline::simulation {
+namespace {
+
+std::string Text(const Operation& op) {
+  return absl::StrCat("operation ", static_cast<int>(op.kind), " on chunk ",
+                      op.chunk.tensor.value(), "/", op.chunk.chunk.value(), " in step ",
+                      op.step.value(), " of group ", op.group.value(), ".",
+                      op.group_generation.value(), ", sequence ", op.sequence.value(),
+                      ", acknowledged ", op.acknowledged.value());
+}
+
+}  // namespace
 
 Ticks Network::Latency() {
   const Ticks typical = scenario_->latency;
@@ -58,10 +69,14 @@ Ticks Network::Arrival(Connection::Direction& direction, uint64_t message) {
 void Network::Send(const std::shared_ptr<Connection>& connection, const DataFrame& frame) {
   if (!connection->open) return;
   const uint64_t index = connection->to_owner.sent++;
-  const auto deliver = [connection, frame, index] {
+  const auto deliver = [this, connection, frame, index] {
     if (index >= connection->to_owner.cut_at) return;
     ++connection->to_owner.delivered;
-    connection->owner->AfterIn(connection->owner_life, Ticks(0), [connection, frame] {
+    connection->owner->AfterIn(connection->owner_life, Ticks(0), [this, connection, frame] {
+      if (world_->printing()) {
+        world_->Trace(connection->worker_process->name(), " -> ", connection->owner->name(), ": ",
+                      Text(frame.operation));
+      }
       connection->owner->OnFrame(connection, frame);
     });
   };
@@ -74,6 +89,10 @@ void Network::Send(const std::shared_ptr<Connection>& connection, const DataFram
 
 void Network::Answer(const std::shared_ptr<Connection>& connection, const DataReply& reply) {
   if (!connection->open) return;
+  if (world_->printing()) {
+    world_->Trace(connection->owner->name(), " -> ", connection->worker_process->name(),
+                  ": status ", static_cast<int>(reply.reply.status), " to ", Text(reply.reply.to));
+  }
   const uint64_t index = connection->to_worker.sent++;
   if (world_->random().Per100k(scenario_->lost_replies)) {
     Break(connection);

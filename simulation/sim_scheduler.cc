@@ -81,6 +81,8 @@ void SimScheduler::OnTimer() {
 void SimScheduler::OnKill() {
   CheckRecovery();
   journal_.Lose();
+  for (const auto& call : std::exchange(unread_calls_, {})) Finish(call, LostError());
+  for (const auto& stream : std::exchange(unread_streams_, {})) Close(stream, LostError());
   for (const auto& [id, call] : pending_) Finish(call, LostError());
   for (const Item& item : queue_) {
     if (item.call != nullptr) Finish(item.call, LostError());
@@ -131,6 +133,7 @@ void SimScheduler::Call(Process* caller, NodeRef from, NodeRequest request, Tick
 void SimScheduler::Request(Process* caller, NodeRef from, SchedulerEvent event, std::string what,
                            Ticks timeout, Done done) {
   auto call = std::make_shared<PendingCall>();
+  call->id = ++last_call_;
   call->from = from;
   call->caller = caller;
   call->life = caller->life();
@@ -146,7 +149,9 @@ void SimScheduler::Request(Process* caller, NodeRef from, SchedulerEvent event, 
   }
   world()->After(Latency(), [this, call, event = std::move(event)]() mutable {
     if (!alive()) return Finish(call, AwayError());
+    unread_calls_.insert(call);
     After(Ticks(0), [this, call, event = std::move(event)]() mutable {
+      unread_calls_.erase(call);
       Arrive({std::move(event), call, nullptr});
     });
   });
@@ -220,7 +225,11 @@ std::shared_ptr<WatchStream> SimScheduler::Watch(Process* process, NodeRef node,
   stream->on_closed = std::move(on_closed);
   world()->After(Latency(), [this, stream] {
     if (!alive()) return Close(stream, AwayError());
-    After(Ticks(0), [this, stream] { Arrive({TickEvent{}, nullptr, stream}); });
+    unread_streams_.insert(stream);
+    After(Ticks(0), [this, stream] {
+      unread_streams_.erase(stream);
+      Arrive({TickEvent{}, nullptr, stream});
+    });
   });
   return stream;
 }

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <variant>
@@ -98,12 +99,19 @@ class SimScheduler final : public Process {
  private:
   using Done = std::variant<JoinDone, CallDone>;
   struct PendingCall {
+    uint64_t id = 0;
     Process* caller = nullptr;
     Life life = 0;
     NodeRef from;  // none for Join
     Done done;
     bool over = false;
     std::string what;
+  };
+  struct ById {  // an order that does not depend on addresses
+    template <typename T>
+    bool operator()(const std::shared_ptr<T>& a, const std::shared_ptr<T>& b) const {
+      return a->id < b->id;
+    }
   };
   struct Item {
     SchedulerEvent event;
@@ -143,11 +151,15 @@ class SimScheduler final : public Process {
   const Bugs* const bugs_;
   Checker* const checker_;
   SimJournal journal_;
+  uint64_t last_call_ = 0;
   uint64_t last_stream_ = 0;
   uint64_t last_key_ = 0;
 
   // Of one life.
   std::unique_ptr<Core> core_;
+  // What reached the process while it was stopped: their connections break when it is killed.
+  std::set<std::shared_ptr<PendingCall>, ById> unread_calls_;
+  std::set<std::shared_ptr<WatchStream>, ById> unread_streams_;
   std::deque<Item> queue_;
   bool loop_due_ = false;
   Ticks core_now_;

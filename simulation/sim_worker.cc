@@ -289,7 +289,7 @@ void SimWorker::TakeBatch() {
   const bool empty = batch.indices.empty();
   in_hand_.insert(in_hand_.end(), batch.ranges.begin(), batch.ranges.end());
   if (empty && samples_finished_) return Return();
-  if (empty && !plan_.spec.deterministic && group_->current().members.size() <= 1) {
+  if (empty && !plan_.spec.deterministic && group_->alone()) {
     // All that is left is leased to others, who may return it.
     busy_ = true;
     return After(Milliseconds(10), [this] {
@@ -360,7 +360,7 @@ void SimWorker::Leave() {
 }
 
 void SimWorker::AwaitLeave() {
-  const bool alone = group_->current().members.size() <= 1;
+  const bool alone = group_->alone();
   if (!alone && !gone_ && !group_->leaves_at()) return;
   Enter(Phase::kPassingOn);
   // The others still count on it up to the step in which they do without it. When that word was

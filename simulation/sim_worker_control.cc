@@ -80,6 +80,10 @@ void SimWorker::Apply(const RecallSamplesDirective&) {
 }
 
 void SimWorker::Apply(const EndJobDirective& directive) {
+  if (phase_ >= Phase::kLeaving) {
+    gone_ = true;
+    return Go();
+  }
   Fail(absl::StrCat("the job ended: ", directive.reason));
 }
 

@@ -147,6 +147,9 @@ void SimWorker::Settle(const OpPtr& op, const DataReply& reply) {
     case OperationStatus::kDiscarded:
     case OperationStatus::kNotFinite:
       break;
+    case OperationStatus::kJobEnded:
+      if (phase_ >= Phase::kLeaving) return;  // nobody is left who would wait for its last word
+      [[fallthrough]];
     default:
       return Fail(absl::StrCat("an owner answered status ", static_cast<int>(reply.reply.status)));
   }

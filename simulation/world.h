@@ -46,6 +46,8 @@ class World {
     if (tracing()) AddLine(absl::StrCat(pieces...));
   }
   bool tracing() const { return keep_lines_ > 0 || on_line_ != nullptr; }
+  // Every frame, too: more than a bounded trace could hold.
+  bool printing() const { return on_line_ != nullptr; }
   const std::deque<std::string>& lines() const { return lines_; }
   uint64_t events() const { return events_; }
 

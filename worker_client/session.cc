@@ -342,7 +342,7 @@ absl::Status SessionImpl::CoverUntilGone() {
   {
     MutexLock lock(&mutex_);
     const Ticks deadline = Deadline();
-    const bool alone = group_->current().members.size() <= 1;
+    const bool alone = group_->alone();
     while (failed_.ok() && !alone && !gone_ && !group_->leaves_at() && Now() < deadline) {
       changed_.WaitFor(&mutex_, deadline - Now());
     }

@@ -148,6 +148,7 @@ void ToProto(const Member& in, v1::Member* out) {
   out->set_host(in.host);
   out->set_data_address(in.data_address);
   out->set_key(KeyToProto(in.key));
+  out->set_first_step(in.first_step.value());
 }
 
 absl::Status FromProto(const v1::Member& in, Member* out) {
@@ -165,6 +166,7 @@ absl::Status FromProto(const v1::Member& in, Member* out) {
   if (in.has_index()) out->index = WorkerIndex(in.index());
   out->host = in.host();
   out->data_address = in.data_address();
+  out->first_step = Step(in.first_step());
   return absl::OkStatus();
 }
 

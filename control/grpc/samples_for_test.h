@@ -52,8 +52,8 @@ inline JobSpec PlainJob() {
 inline TensorSpec Tensor() { return {"conv.weight", {64, 3, 7, 7}, DType::kBF16, true}; }
 
 inline Member Worker() {
-  return {NodeId(12),     "w-0",    Incarnation(34), JobRank(3),
-          WorkerIndex(0), "host-1", "10.0.0.1:9",    Key(1)};
+  return {NodeId(12), "w-0",        Incarnation(34), JobRank(3), WorkerIndex(0),
+          "host-1",   "10.0.0.1:9", Key(1),          Step(70)};
 }
 
 inline GroupPlan Group() {

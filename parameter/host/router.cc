@@ -40,8 +40,6 @@ class Arrivals {
   const Router::Done done_;
 };
 
-uint64_t Route(const Channel& channel) { return reinterpret_cast<uint64_t>(&channel); }
-
 // What the chunks that `self` owns take at rest, with one sum in the making.
 uint64_t MemoryOf(const Plan& plan, NodeId self, size_t slots) {
   uint64_t bytes = 0;
@@ -109,27 +107,24 @@ class RouterImpl final : public Router {
 
 void RouterImpl::OnAccepted(std::shared_ptr<Channel> channel) {
   ++counters_.connections;
-  const uint64_t route = Route(*channel);
   for (const auto& thread : threads_) {
-    thread->Post([route, channel](ShardThread& t) { t.Open(route, channel); });
+    thread->Post([channel](ShardThread& t) { t.Open(channel); });
   }
 }
 
 void RouterImpl::OnClosed(Channel& channel, const absl::Status& /*cause*/) {
   --counters_.connections;
-  const uint64_t route = Route(channel);
   for (const auto& thread : threads_) {
-    thread->Post([route](ShardThread& t) { t.Close(route); });
+    thread->Post([closed = &channel](ShardThread& t) { t.Close(closed); });
   }
 }
 
 absl::Status RouterImpl::OnFrame(Channel& channel, const FrameHeader& header, Payload payload) {
-  const uint64_t route = Route(channel);
   if (header.job != channel.peer().job) {
     return absl::PermissionDeniedError(absl::StrCat(
         "frame for job ", header.job.value(), " on a channel of job ", channel.peer().job.value()));
   }
-  if (!ToOperation(header, route)) {
+  if (!ToOperation(header, 0)) {
     return absl::InvalidArgumentError(absl::StrCat("an owner takes no ", Absl(Name(header.kind)),
                                                    header.reply ? " replies" : " frames"));
   }
@@ -140,8 +135,8 @@ absl::Status RouterImpl::OnFrame(Channel& channel, const FrameHeader& header, Pa
   if (header.kind != FrameKind::kBoundary) {
     const uint32_t index =
         JobShards::ThreadOf({header.tensor, header.chunk}, static_cast<uint32_t>(threads_.size()));
-    return threads_[index]->Post({header, std::move(payload), route, nullptr}) ? absl::OkStatus()
-                                                                               : full();
+    return threads_[index]->Post({header, std::move(payload), &channel, nullptr}) ? absl::OkStatus()
+                                                                                  : full();
   }
   if (header.total != 0) {
     return absl::InvalidArgumentError(
@@ -150,7 +145,7 @@ absl::Status RouterImpl::OnFrame(Channel& channel, const FrameHeader& header, Pa
   auto answer = std::make_shared<BoundaryAnswer>();
   answer->outstanding = static_cast<uint32_t>(threads_.size());
   for (const auto& thread : threads_) {
-    if (!thread->Post({header, Payload(), route, answer})) return full();
+    if (!thread->Post({header, Payload(), &channel, answer})) return full();
   }
   return absl::OkStatus();
 }

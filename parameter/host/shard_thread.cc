@@ -60,8 +60,22 @@ void ShardThread::Run() {
 
 Ticks ShardThread::Now() const { return Clock::Real().Now(); }
 
+void ShardThread::Open(std::shared_ptr<Channel> channel) {
+  routes_[channel.get()] = ++last_route_;
+  channels_[last_route_] = std::move(channel);
+}
+
+void ShardThread::Close(const Channel* channel) {
+  const auto route = routes_.find(channel);
+  if (route == routes_.end()) return;
+  channels_.erase(route->second);
+  routes_.erase(route);
+}
+
 void ShardThread::Take(Frame& frame) {
-  const std::optional<Operation> operation = ToOperation(frame.header, frame.route);
+  const auto route = routes_.find(frame.channel);
+  const std::optional<Operation> operation =
+      ToOperation(frame.header, route == routes_.end() ? 0 : route->second);
   if (!operation) return;  // refused where it came in
   const Piece piece{frame.header.offset, frame.payload.bytes()};
   replies_.clear();
@@ -94,11 +108,6 @@ void ShardThread::SendReply(JobId job, const JobShards* shards, const Reply& rep
   const auto it = channels_.find(reply.to.route);
   if (it == channels_.end()) return;  // it will ask again on another channel
   Channel& channel = *it->second;
-  // A route is an address and may have come to another channel since.
-  if (channel.peer().node != reply.to.sender ||
-      channel.peer().incarnation != reply.to.incarnation) {
-    return;
-  }
   FrameHeader header = ToHeader(reply);
   header.job = job;
   header.sender = options_.self;

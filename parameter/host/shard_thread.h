@@ -30,7 +30,7 @@ class ShardThread {
   struct Frame {
     FrameHeader header;
     Payload payload;
-    uint64_t route = 0;
+    const Channel* channel = nullptr;  // only compared: it may be closed by now
     std::shared_ptr<BoundaryAnswer> boundary;
   };
   using Task = std::function<void(ShardThread&)>;
@@ -46,10 +46,8 @@ class ShardThread {
   uint64_t busy_ns() const { return busy_ns_.load(std::memory_order_relaxed); }
 
   // ---- On the shard thread, from tasks.
-  void Open(uint64_t route, std::shared_ptr<Channel> channel) {
-    channels_[route] = std::move(channel);
-  }
-  void Close(uint64_t route) { channels_.erase(route); }
+  void Open(std::shared_ptr<Channel> channel);
+  void Close(const Channel* channel);
   // Null for a job this thread does not know.
   JobShards* Find(JobId job);
   JobShards& FindOrAdd(JobId job);
@@ -84,7 +82,10 @@ class ShardThread {
   FloatPool pool_{kPoolBytes};
   std::map<JobId, JobShards> jobs_;
   std::set<JobId> ended_;
+  // By route, in the order in which they opened.
   std::map<uint64_t, std::shared_ptr<Channel>> channels_;
+  std::map<const Channel*, uint64_t> routes_;
+  uint64_t last_route_ = 0;
   ParameterShard::Replies replies_;
 
   std::atomic<uint64_t> busy_ns_{0};

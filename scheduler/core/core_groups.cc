@@ -132,6 +132,7 @@ void Core::Impl::SendOpenWork(const JobRecord& job, const NodeRecord& to) {
   // Also to one that has acked: full state takes the place of all it was told before.
   const std::optional<Change>& change = run.plan.change();
   if (change && change->concerned.count(to.id) > 0) SendPrepare(job, *change, to.id);
+  if (run.recalled.count(to.id) > 0) Send(to.id, RecallSamplesDirective{job.id});
   if (!run.cuts.empty() && run.cuts.front().awaited.count(to.id) > 0) {
     const scheduler::Cut& cut = run.cuts.front();
     Send(to.id, CutDirective{cut.id, job.id, cut.collecting, false, cut.steps,
@@ -204,6 +205,17 @@ void Core::Impl::AddLeavers(const JobRecord& job, Change& change) {
   }
 }
 
+// Where a group begins that takes the place of none: no step comes a second time.
+paceline::Step Core::Impl::NewestStep(const JobRecord& job) const {
+  paceline::Step newest(job.samples.next_step());
+  const auto run = runtimes_.find(job.id);
+  if (run == runtimes_.end()) return newest;
+  for (const auto& [server, report] : run->second.at_server) {
+    for (const GroupStaleness& group : report.groups) newest = std::max(newest, group.last_step);
+  }
+  return newest;
+}
+
 void Core::Impl::AddJoiners(const JobRecord& job, const std::vector<const NodeRecord*>& joiners,
                             Change& change) {
   std::map<GroupId, GroupPlan> groups = job.groups;
@@ -221,7 +233,9 @@ void Core::Impl::AddJoiners(const JobRecord& job, const std::vector<const NodeRe
         scheduler::PlaceJoiner(job.spec.groups, in_place, CandidateOf(*joiner));
     const GroupId id = place.group ? *place.group : GroupId(next_group++);
     GroupPlan& group = groups[id];
+    if (!place.group) group.activation_step = NewestStep(job);
     group.id = id;
+    change.joiners.insert(joiner->id);
     if (touched.insert(id).second) {
       ++group.generation;
       ++group.activation_step;
@@ -258,6 +272,8 @@ void Core::Impl::CommitChange(JobId id) {
                      group.members.empty() ? "ends" : NamesOf(group.members), " (", change.reason,
                      ")"));
   }
+  // Owners too that came after the proposal: their plan has the groups as they were.
+  for (NodeId owner : OwnersOf(job(id))) change.concerned.insert(owner);
   for (NodeId to : change.concerned) {
     Send(to, CommitDirective{change.id, id, WithKeysFor(node(to), change.groups), change.reason});
   }

@@ -169,6 +169,7 @@ class Core::Impl {
   scheduler::Candidate CandidateOf(const NodeRecord& record) const;
   GroupPlans WithKeysFor(const NodeRecord& to, GroupPlans groups) const;
   void ProposeChange(JobId id);
+  paceline::Step NewestStep(const JobRecord& job) const;
   void AddLeavers(const JobRecord& job, scheduler::Change& change);
   void AddJoiners(const JobRecord& job, const std::vector<const NodeRecord*>& joiners,
                   scheduler::Change& change);
@@ -209,7 +210,7 @@ class Core::Impl {
   void StoreWorkerReport(NodeId id, WorkerReport report);
   void DrawForStep(const NodeRecord& from, RequestId request, const DrawSamplesRequest& body);
   void ServeDraws(JobId id);
-  bool MayComeBack(JobId id, NodeId but);
+  bool MayComeBack(JobId id, NodeId but, Ticks waited);
   void Unsettle(JobId id, NodeId worker);
   void Settle(JobId id, NodeId worker);
   uint64_t UsedByOwners(JobId id, NodeId worker) const;

@@ -52,11 +52,10 @@ void Core::Impl::DrawForStep(const NodeRecord& from, RequestId request,
   Answer(request, NodeReply(std::move(reply)));
 }
 
-// Whether samples may still come back from a worker other than `but`: one that is gone and not
-// settled, or one that was asked to return what it holds ahead.
-bool Core::Impl::MayComeBack(JobId id, NodeId but) {
+// Whether samples may still come back from a worker other than `but`: one that was asked to return
+// what it holds ahead; one that may be dead, or is and is not settled.
+bool Core::Impl::MayComeBack(JobId id, NodeId but, Ticks waited) {
   JobRuntime& run = runtime(id);
-  if (!run.unsettled.empty()) return true;
   if (!run.recall_done) {
     run.recall_done = true;
     for (const NodeRecord* worker : LiveWorkers(id)) {
@@ -66,7 +65,13 @@ bool Core::Impl::MayComeBack(JobId id, NodeId but) {
       Send(worker->id, RecallSamplesDirective{id});
     }
   }
-  return !run.recalled.empty();
+  if (waited >= Milliseconds(job(id).spec.failure_timeout_ms) + kRecallWait) return false;
+  if (!run.recalled.empty() || !run.unsettled.empty()) return true;
+  const std::vector<const NodeRecord*> workers = LiveWorkers(id);
+  return std::any_of(workers.begin(), workers.end(), [&](const NodeRecord* worker) {
+    if (worker->id == but || job(id).samples.Outstanding(worker->id) == 0) return false;
+    return now_ - sessions_[worker->id].last_seen > Milliseconds(FailureTimeoutMs(*worker) / 2);
+  });
 }
 
 void Core::Impl::ServeDraws(JobId id) {
@@ -96,8 +101,7 @@ void Core::Impl::ServeDraws(JobId id) {
     reply.ranges =
         job(id).samples.Choose(worker, std::max<uint64_t>(1, draw.body.wanted.value()), limits);
     if (reply.ranges.empty()) {
-      const Ticks wait = Milliseconds(job(id).spec.failure_timeout_ms) + kRecallWait;
-      if (MayComeBack(id, worker) && now_ - draw.since < wait) return false;
+      if (MayComeBack(id, worker, now_ - draw.since)) return false;
       reply.finished = true;
     } else {
       const Epoch before = job(id).samples.epoch();
@@ -177,7 +181,8 @@ void Core::Impl::Settle(JobId id, NodeId worker) {
   Decide(scheduler::SamplesReturned{id, worker, rest, used});
   Say(job(id).spec.name, "samples",
       absl::StrCat(scheduler::CountOf(rest), " samples of worker ", node(worker).name,
-                   ", which is gone, are handed out again"));
+                   ", which is gone, ",
+                   job(id).active() ? "are handed out again" : "were not used"));
 }
 
 void Core::Impl::On(const NodeRecord& from, RequestId request, ServerReport& body) {
@@ -209,9 +214,9 @@ void Core::Impl::On(const NodeRecord& from, RequestId request, ServerReport& bod
                          std::any_of(run.fences.begin(), run.fences.end(), [&](const auto& f) {
                            return f.second.awaited.count(server) > 0;
                          });
-    if (fencing || !it->second.active()) continue;
+    if (fencing) continue;
     for (NodeId worker : std::set<NodeId>(run.unsettled)) Settle(report.job, worker);
-    ServeDraws(report.job);
+    if (it->second.active()) ServeDraws(report.job);
   }
   sessions_[server].server = std::move(body);
   for (auto& [id, run] : runtimes_) {

@@ -155,6 +155,7 @@ void Core::Impl::PlaceNew(JobId id, const std::vector<TensorSpec>& tensors) {
                    load.size(), load.size() == 1 ? " server" : " servers", ", largest first"));
   runtime(id).said_no_server = false;
   if (!NameInitWriter(id)) SendPlanToAll(id);
+  AbortCut(id, "tensors were registered meanwhile");
 }
 
 // The lowest-rank live worker writes initial values until all tensors are sealed.

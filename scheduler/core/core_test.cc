@@ -2,62 +2,11 @@
 
 #include <gtest/gtest.h>
 
-#include "scheduler/core/cluster_for_test.h"
+#include "scheduler/core/core_test_util.h"
 #include "scheduler/core/journal_entry.h"
 
 namespace paceline::scheduler {
 namespace {
-
-JobSpec Spec(uint32_t workers, const char* groups = "one") {
-  JobSpec spec;
-  spec.name = "mnist";
-  spec.workers = workers;
-  spec.groups = *ParseGroupSpec(groups);
-  spec.sample_count = 1000;
-  spec.epochs = 2;
-  spec.batch_size = 10;
-  return spec;
-}
-
-std::string W(uint32_t i) { return "worker-" + std::to_string(i); }
-
-class CoreTest : public testing::Test {
- protected:
-  void Start(uint32_t servers, const JobSpec& spec) {
-    for (uint32_t i = 0; i < servers; ++i) {
-      ASSERT_TRUE(c.Join(c.Server("server-" + std::to_string(i))).ok());
-    }
-    for (uint32_t i = 0; i < spec.workers; ++i) ASSERT_TRUE(c.Join(c.Worker(W(i), spec, i)).ok());
-  }
-  RequestId Register(const std::string& worker) {
-    return c.Ask(worker, RegisterTensorsRequest{{{"w", {784, 128}, DType::kF32, false},
-                                                 {"b", {128}, DType::kF32, false}}});
-  }
-  // What the lead owner (server-0 in these tests) counts of a worker.
-  void Report(std::map<std::string, std::pair<uint64_t, uint64_t>> applied_discarded) {
-    JobAtServer at;
-    at.job = c.joined.at(W(0)).job;
-    at.lead = true;
-    for (const auto& [name, counts] : applied_discarded) {
-      WorkerStaleness w;
-      w.worker = c.joined.at(name).self.node;
-      w.applied = Samples(counts.first);
-      w.discarded = Samples(counts.second);
-      at.workers.push_back(w);
-    }
-    c.Ask("server-0", ServerReport{Bytes(0), Bytes(0), 0, 0, {at}});
-  }
-  std::string Members(const JobView& job) {
-    std::string text;
-    for (const GroupView& g : job.groups) {
-      absl::StrAppend(&text, "g", g.plan.id.value(), ".", g.plan.generation.value(), "@",
-                      g.plan.activation_step.value(), ":");
-      for (const Member& m : g.plan.members) absl::StrAppend(&text, m.rank.value(), " ");
-    }
-    return text;
-  }
-  ClusterForTest c;
-};
 
 TEST_F(CoreTest, FormsTheJobWhenAllWorkersHaveJoined) {
   Start(1, Spec(3));
@@ -169,58 +118,6 @@ TEST_F(CoreTest, RegistrationEndsWithTheReasonOfAServerThatCannotTakeThePlan) {
   // Another code would make the session try again until its deadline.
   EXPECT_EQ(c.StatusOf(id), absl::FailedPreconditionError(
                                 "server server-0: more than the quota; raise it or add servers"));
-}
-
-TEST_F(CoreTest, AServerWhoseJoinWasNotAnsweredAsksAgainAndKeepsItsShards) {
-  Start(0, Spec(1));
-  const RequestId id = Register(W(0));
-  JoinRequest server = c.Server("server-0");
-  server.process_id = 77;
-  ASSERT_TRUE(c.Join(server, false).ok());
-  const NodeRef self = c.joined.at("server-0").self;
-  ASSERT_TRUE(c.Join(server).ok());
-  EXPECT_EQ(c.joined.at("server-0").self, self);
-  EXPECT_TRUE(c.StatusOf(id).ok());
-  EXPECT_EQ(c.Job("mnist").state, JobState::kRunning);
-  // Another process of the same name takes its place: what the first one held is lost.
-  server.process_id = 78;
-  ASSERT_TRUE(c.Join(server).ok());
-  EXPECT_NE(c.joined.at("server-0").self, self);
-  EXPECT_EQ(c.Job("mnist").state, JobState::kStopped);
-}
-
-TEST_F(CoreTest, AfterARestartAGoneWorkerIsSettledWhenItsOwnerHasThePlan) {
-  Start(1, Spec(2));
-  Register(W(0));
-  ASSERT_TRUE(c.StatusOf(c.Ask(W(1), DrawSamplesRequest{Samples(10), {}, {}})).ok());
-  // The owner never hears of the fence; the scheduler that decided it dies.
-  const NodeRef server = c.joined.at("server-0").self;
-  c.Feed(WatchClosedEvent{server});
-  c.Feed(ProcessEndedEvent{c.joined.at(W(1)).self, "killed"});
-  c.RestartScheduler();
-  // Its counts may still grow by what the dead one pushed.
-  Report({{W(1), {0, 0}}});
-  EXPECT_EQ(c.Job("mnist").returned, Samples(0));
-  c.Feed(WatchEvent{server});
-  Report({{W(1), {10, 0}}});
-  EXPECT_EQ(c.Job("mnist").returned, Samples(0));
-  EXPECT_EQ(c.Job("mnist").drawn, c.Job("mnist").applied);
-}
-
-TEST_F(CoreTest, AGroupPlanSaysOfTheLastFenceAndOfWhoWasPlanned) {
-  Start(1, Spec(3));
-  Register(W(0));
-  c.Feed(ProcessEndedEvent{c.joined.at(W(2)).self, "killed"});
-  GroupPlan group = c.Job("mnist").groups.front().plan;
-  EXPECT_EQ(group.last_fence, group.generation);
-  EXPECT_EQ(group.planned_members, 3u);
-  const GroupGeneration fenced = group.generation;
-  ASSERT_TRUE(c.Join(c.Worker(W(3), Spec(3), 3)).ok());
-  group = c.Job("mnist").groups.front().plan;
-  EXPECT_EQ(group.last_fence, fenced);
-  EXPECT_EQ(group.planned_members, 3u);
-  ASSERT_TRUE(c.Join(c.Worker(W(4), Spec(3), 4)).ok());
-  EXPECT_EQ(c.Job("mnist").groups.front().plan.planned_members, 4u);
 }
 
 TEST_F(CoreTest, KeysReachOwnersAndTheMemberOnly) {

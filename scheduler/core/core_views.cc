@@ -86,7 +86,10 @@ void Core::Impl::AddWorkers(const JobRecord& job, JobView& view) const {
     fastest = std::max(fastest, group.raw.last_step.value());
   }
   for (const auto& [id, record] : state_.nodes) {
-    if (record.role != Role::kWorker || record.job != job.id) continue;
+    // One that came again after the end of the job belongs to the next one of this name, too.
+    const bool here = record.job == job.id;
+    const bool was_here = record.job_name == job.spec.name && job.ranks.count(record.name) > 0;
+    if (record.role != Role::kWorker || (!here && !was_here)) continue;
     WorkerStalenessView worker;
     worker.name = record.name;
     bool member = false;  // a worker that has left is shown in the group it last pushed with
@@ -126,7 +129,7 @@ void Core::Impl::AddWorkers(const JobRecord& job, JobView& view) const {
       worker.drawn = Samples(account->second.drawn);
       worker.returned = Samples(account->second.returned);
     }
-    if (auto session = sessions_.find(id); session != sessions_.end()) {
+    if (auto session = sessions_.find(id); here && session != sessions_.end()) {
       const WorkerReport& own = session->second.worker;
       worker.drawn_by_worker = own.drawn;
       worker.applied_by_worker = own.applied;
@@ -141,7 +144,7 @@ void Core::Impl::AddWorkers(const JobRecord& job, JobView& view) const {
     view.applied += worker.applied;
     view.discarded += worker.discarded;
     view.returned += worker.returned;
-    if (record.live()) ++view.workers_live;
+    if (here && record.live()) ++view.workers_live;
     view.worker_staleness.push_back(std::move(worker));
   }
 }

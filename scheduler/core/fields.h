@@ -34,7 +34,7 @@ void Fields(A& a, Is<SampleRange> auto& v) {
 }
 template <typename A>
 void Fields(A& a, Is<Member> auto& v) {
-  a(v.node, v.name, v.incarnation, v.rank, v.index, v.host, v.data_address, v.key);
+  a(v.node, v.name, v.incarnation, v.rank, v.index, v.host, v.data_address, v.key, v.first_step);
 }
 template <typename A>
 void Fields(A& a, Is<GroupPlan> auto& v) {

@@ -8,7 +8,7 @@
 namespace paceline::scheduler {
 namespace {
 
-constexpr uint8_t kFormat = 1;
+constexpr uint8_t kFormat = 2;
 
 }  // namespace
 

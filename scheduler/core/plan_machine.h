@@ -1,6 +1,6 @@
 // The two phases of a change of membership of one job: prepare -> acks of the nodes concerned ->
-// commit with an activation step above every acked step. One change at a time; only an uncommitted
-// one may be superseded or aborted.
+// commit with an activation step that nobody can have begun, kActivationMargin above every acked
+// step. One change at a time; only an uncommitted one may be superseded or aborted.
 // Thread rule: one thread owns it.
 #pragma once
 
@@ -23,6 +23,7 @@ struct Change {
   std::set<NodeId> concerned;
   std::set<NodeId> awaited;
   std::set<NodeId> leavers;
+  std::set<NodeId> joiners;
   Step max_acked;
   bool acked = false;
   std::string reason;
@@ -42,12 +43,17 @@ class PlanMachine {
     change_->max_acked = std::max(change_->max_acked, step);
     return change_->awaited.empty();
   }
-  // The change to commit, its activation steps above every acked step and above those in force.
+  // The change to commit, its activation steps beyond what the acks allow to begin, and above those
+  // in force.
   Change Commit() {
     Change change = *std::move(change_);
     change_.reset();
     for (GroupPlan& group : change.groups) {
-      group.activation_step = std::max(group.activation_step, change.max_acked + Step(1));
+      group.activation_step =
+          std::max(group.activation_step, change.max_acked + Step(kActivationMargin));
+      for (Member& member : group.members) {
+        if (change.joiners.contains(member.node)) member.first_step = group.activation_step;
+      }
     }
     return change;
   }

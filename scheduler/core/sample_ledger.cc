@@ -128,6 +128,12 @@ uint64_t SampleLedger::Outstanding(NodeId worker) const {
   return it == accounts_.end() ? 0 : CountOf(it->second.outstanding);
 }
 
+uint64_t SampleLedger::next_step() const {
+  uint64_t next = 0;
+  for (const auto& [worker, account] : accounts_) next = std::max(next, account.next_step);
+  return next;
+}
+
 std::vector<SampleRange> SampleLedger::NotReceived(const NodeRef& worker, uint64_t received) const {
   auto it = accounts_.find(worker.node);
   if (it == accounts_.end() || it->second.holder != worker.incarnation) return {};

@@ -64,6 +64,8 @@ class SampleLedger {
 
   // Samples handed out to `worker` and neither returned nor counted by the owners.
   uint64_t Outstanding(NodeId worker) const;
+  // Deterministic: above all steps that anybody drew for.
+  uint64_t next_step() const;
   // The part of `ranges` that `worker` holds; what a repeated return names is no longer in it.
   std::vector<SampleRange> Held(NodeId worker, const std::vector<SampleRange>& ranges) const;
   // Whether each range lies within an epoch of the job.
