@@ -97,7 +97,7 @@ TEST_F(CoreTest, TensorsThatAreRegisteredDuringACutBeginItAgainWithTheirOwners) 
   ASSERT_TRUE(c.Join(c.Server("server-1")).ok());
   c.Ask(W(1), RegisterTensorsRequest{{{"v", {100000}, DType::kF32, false}}});
   EXPECT_TRUE(c.StatusOf(cut).ok()) << c.StatusOf(cut);
-  EXPECT_EQ(c.Received<CutDirective>("server-1").size(), 2u);  // collect, then copy
+  EXPECT_EQ(c.Received<CutDirective>("server-1").size(), 3u);  // abort, collect, copy
 }
 
 TEST_F(CoreTest, AnEndedJobKeepsTheCountsOfWorkersThatCameAgain) {
