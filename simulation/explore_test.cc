@@ -38,12 +38,12 @@ TEST(ExploreTest, WhatMustHoldHolds) {
 TEST(ExploreTest, ARunIsAFunctionOfItsSeed) {
   RunOptions options;
   options.keep_lines = 100'000;
-  const RunResult once = Run(11, options);
-  const RunResult again = Run(11, options);
+  const RunResult once = simulation::Run(11, options);
+  const RunResult again = simulation::Run(11, options);
   EXPECT_GT(once.lines.size(), 50u);
   EXPECT_EQ(once.lines, again.lines);
   EXPECT_EQ(once.events, again.events);
-  EXPECT_NE(once.lines, Run(12, options).lines);
+  EXPECT_NE(once.lines, simulation::Run(12, options).lines);
 }
 
 TEST(ExploreTest, FindsAnswersThatLeaveBeforeTheJournalHasThem) {
