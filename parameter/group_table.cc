@@ -61,7 +61,19 @@ void GroupTable::HoldForAllSteps(const GroupPlan& group) {
 void GroupTable::Append(const GroupPlan& group, Step activation) {
   std::deque<Generation>& generations = groups_[group.id];
   generations.push_back({std::make_shared<const GroupPlan>(group), activation});
+  while (generations.size() > kKeptGenerations && IsOver(generations[0], generations[1])) {
+    generations.pop_front();
+  }
   if (generations.size() > kMaxGenerations) generations.pop_front();
+}
+
+// Whether each member is done with the steps that `generation` holds for.
+bool GroupTable::IsOver(const Generation& generation, const Generation& next) const {
+  if (next.activation == Step(0)) return true;
+  const Step last = next.activation - Step(1);
+  const GroupPlan& group = *generation.plan;
+  return std::all_of(group.members.begin(), group.members.end(),
+                     [&](const Member& member) { return IsCovered(group.id, member, last); });
 }
 
 bool GroupTable::IsFenced(NodeId node, Incarnation incarnation) const {

@@ -67,8 +67,10 @@ class GroupTable {
   std::vector<GroupId> groups() const;
 
  private:
-  // Enough for a group whose members are that many changes behind; older ones are refused alike.
-  static constexpr size_t kMaxGenerations = 8;
+  // So many stay for repetitions of what was answered, and all whose steps are not over: while one
+  // member computes, any number of others may leave one after the other.
+  static constexpr size_t kKeptGenerations = 8;
+  static constexpr size_t kMaxGenerations = 16'384;
 
   struct Covered {
     Incarnation incarnation;
@@ -76,6 +78,7 @@ class GroupTable {
   };
 
   void Append(const GroupPlan& group, Step activation);
+  bool IsOver(const Generation& generation, const Generation& next) const;
   void HoldForAllSteps(const GroupPlan& group);
   bool IsPastFence(const GroupPlan& group) const;  // that was not heard of here
   void CountLive();

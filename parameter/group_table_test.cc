@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <numeric>
+
 #include "parameter/shard_test_util.h"
 
 namespace paceline {
@@ -44,6 +46,28 @@ TEST(GroupTable, AGenerationHoldsFromItsActivationStep) {
   EXPECT_EQ(
       groups.Admit(GroupId(7), GroupGeneration(1), Step(0), NodeId(100), Incarnation(1)).admission,
       Admission::kPark);
+}
+
+TEST(GroupTable, AGenerationStaysUntilItsStepsAreOverAndNotForEver) {
+  GroupTable groups;
+  std::vector<uint32_t> members(30);
+  std::iota(members.begin(), members.end(), 0);
+  groups.ApplyPlan({GroupOf(0, members)});
+  const auto leave_one = [&](uint64_t generation) {
+    groups.Cover(GroupId(0), NodeId(100 + members.back()), Incarnation(1), Step(20 + generation));
+    members.pop_back();
+    groups.Commit({GroupOf(0, members, generation, 20 + generation)});
+  };
+  for (uint64_t generation = 2; generation <= 20; ++generation) leave_one(generation);
+  const auto admitted =
+      groups.Admit(GroupId(0), GroupGeneration(1), Step(21), NodeId(100), Incarnation(1));
+  EXPECT_EQ(admitted.admission, Admission::kAccept);
+  for (const uint32_t member : members) {
+    groups.Cover(GroupId(0), NodeId(100 + member), Incarnation(1), Step(60));
+  }
+  leave_one(21);
+  EXPECT_EQ(groups.InForce(GroupId(0), Step(21)), nullptr);
+  EXPECT_NE(groups.InForce(GroupId(0), Step(41)), nullptr);
 }
 
 TEST(GroupTable, AJoinerOwesNothingToStepsBeforeItsOwnWhenAFenceComesFirst) {

@@ -42,6 +42,31 @@ TEST(LifeTest, LeavesOneAfterTheOtherWhileTheRestTrain) {
   });
 }
 
+// More changes of the group than it has steps: the step that the slow one is in stays open.
+TEST(LifeTest, ManyLeaveOneAfterTheOtherWhileOneComputes) {
+  constexpr uint32_t kWorkers = 14;
+  ChainCluster cluster(2);
+  const JobSpec job = JobOf("patient", kWorkers, "one");
+  Mutex mutex;
+  CondVar changed;
+  uint32_t left = 0;
+  RunWorkers(kWorkers, [&](uint32_t index) -> absl::Status {
+    PACELINE_ASSIGN_OR_RETURN(auto session, cluster.Connect(job, index));
+    PACELINE_ASSIGN_OR_RETURN(TensorId tensor, PrepareTensor(*session, kElements, 0.0f));
+    PACELINE_RETURN_IF_ERROR(TrainSteps(*session, tensor, kElements, 2));
+    {
+      MutexLock lock(&mutex);
+      while (left < (index == 0 ? kWorkers - 1 : index - 1)) changed.Wait(&mutex);
+    }
+    if (index == 0) PACELINE_RETURN_IF_ERROR(TrainSteps(*session, tensor, kElements, 1));
+    const absl::Status status = session->Leave("done");
+    MutexLock lock(&mutex);
+    ++left;
+    changed.SignalAll();
+    return status;
+  });
+}
+
 TEST(LifeTest, EndsWithoutLeaving) {
   ChainCluster cluster(2);
   for (int round = 0; round < 4; ++round) {
