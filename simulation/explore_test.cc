@@ -10,7 +10,7 @@ namespace paceline::simulation {
 namespace {
 
 // Seeds within which a bug put in on purpose has to be found.
-constexpr uint64_t kEnough = 200;
+constexpr uint64_t kEnough = 60;
 
 ExploreResult Find(const Bugs& bugs, std::string* said) {
   ExploreOptions options;
