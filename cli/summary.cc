@@ -13,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "cli/text_table.h"
+#include "cli/views.h"
 #include "common/base/status.h"
 
 namespace paceline {
@@ -134,10 +135,10 @@ std::string SummaryText(const RunSummary& summary, const std::string& directory)
   std::vector<std::pair<std::string, std::string>> rows;
   if (summary.view) {
     const JobView& view = *summary.view;
-    rows.emplace_back(
-        "samples",
-        absl::StrCat(view.applied.value(), " applied of ", view.drawn.value(), " drawn, ",
-                     view.discarded.value(), " discarded, ", view.returned.value(), " returned"));
+    rows.emplace_back("samples",
+                      absl::StrCat(view.applied.value(), " applied of ", view.drawn.value(),
+                                   " drawn, ", view.discarded.value(), " discarded, ",
+                                   view.returned.value(), " returned", OpenSamples(view)));
     rows.emplace_back("updates", absl::StrCat(view.updates));
     for (const auto& [name, metric] : NewestMetrics(view)) {
       rows.emplace_back(name, absl::StrFormat("%.6g (%s, step %d)", metric->value, metric->worker,

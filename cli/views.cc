@@ -145,6 +145,11 @@ std::string StatusText(const ClusterView& view, const Style& style) {
   return text;
 }
 
+std::string OpenSamples(const JobView& job) {
+  const uint64_t known = (job.applied + job.discarded + job.returned).value();
+  return job.drawn.value() <= known ? "" : absl::StrCat(" + ", job.drawn.value() - known, " open");
+}
+
 std::string JobsText(const ClusterView& view, const Style& style) {
   if (view.jobs.empty()) return NoJobs(view);
   std::string text = JobTable(view, style);
@@ -153,7 +158,7 @@ std::string JobsText(const ClusterView& view, const Style& style) {
     text += Wrap("  samples  ",
                  absl::StrCat(job.drawn.value(), " drawn = ", job.applied.value(), " applied + ",
                               job.discarded.value(), " discarded + ", job.returned.value(),
-                              " returned; ", job.updates, " updates"),
+                              " returned", OpenSamples(job), "; ", job.updates, " updates"),
                  style);
     text +=
         Wrap("  plan     ",

@@ -13,6 +13,9 @@ namespace paceline {
 
 std::string StatusText(const ClusterView& view, const Style& style);
 std::string JobsText(const ClusterView& view, const Style& style);
+// " + 12 open", or nothing: samples drawn that no count has, being on their way, or of a worker
+// that was the last and is gone.
+std::string OpenSamples(const JobView& job);
 std::string NodesText(const ClusterView& view, const Style& style);
 // Members, hosts, step, generation and why the workers are grouped so.
 std::string GroupsText(const ClusterView& view, const Style& style);
