@@ -82,6 +82,10 @@ void Core::Impl::Decide(Entry entry) {
 }
 
 void Core::Impl::Say(const std::string& job, std::string kind, std::string text) {
+  // Parts of it are what others sent; it goes to terminals and logs.
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  }
   DecisionRecord record{++last_decision_, 0, now_, job, std::move(kind), std::move(text)};
   decisions_.push_back(record);
   if (decisions_.size() > options_.limits.max_decisions) decisions_.pop_front();
@@ -114,7 +118,9 @@ absl::Status Core::Impl::CheckNode(NodeRef ref) const {
   if (record.incarnation != ref.incarnation) {
     return absl::FailedPreconditionError(
         absl::StrCat("node ", record.name, ": incarnation ", ref.incarnation.value(),
-                     " is not the newest, which is ", record.incarnation.value(), "; join again"));
+                     " is not the newest, which is ", record.incarnation.value(),
+                     ": another process has joined under this name; join again, under one of its "
+                     "own if both are to run"));
   }
   if (!record.live()) {
     return absl::FailedPreconditionError(

@@ -195,6 +195,7 @@ class Core::Impl {
   void PlaceRegistrations(JobId id);
   void PlaceNew(JobId id, const std::vector<TensorSpec>& tensors);
   bool NameInitWriter(JobId id);  // whether it named one, and so sent the plan
+  void AwaitOwners(JobId id, scheduler::Waiting waiting);
   void ReleaseWaiting(JobId id);
   void ReleaseBarriers(JobId id);
   void StartCut(JobId id);

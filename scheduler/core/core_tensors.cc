@@ -113,7 +113,7 @@ void Core::Impl::PlaceRegistrations(JobId id) {
     for (const TensorSpec& spec : registration.tensors) reply.ids.push_back(ids.at(spec.name));
     reply.generation = job(id).generation;
     run.registrations.erase(from);
-    run.waiting.push_back({registration.request, from, reply.generation, reply});
+    AwaitOwners(id, {registration.request, from, reply.generation, reply});
   }
   ReleaseWaiting(id);
 }
@@ -174,6 +174,19 @@ bool Core::Impl::NameInitWriter(JobId id) {
                    writer.rank.value()));
   SendPlanToAll(id);
   return true;
+}
+
+// Answered when all owners have the plan. A node has one request of a kind waiting: it asks again
+// when its earlier one ran out of time.
+void Core::Impl::AwaitOwners(JobId id, scheduler::Waiting waiting) {
+  JobRuntime& run = runtime(id);
+  std::erase_if(run.waiting, [&](const Waiting& earlier) {
+    if (earlier.node != waiting.node || earlier.reply.index() != waiting.reply.index())
+      return false;
+    Refuse(earlier.request, absl::AbortedError("superseded by a newer request of the same node"));
+    return true;
+  });
+  run.waiting.push_back(std::move(waiting));
 }
 
 void Core::Impl::ReleaseWaiting(JobId id) {
@@ -245,7 +258,7 @@ void Core::Impl::On(const NodeRecord& from, RequestId request, SetOptimizerReque
         absl::StrCat(body.optimizer.name, ", first set by worker ", from.name));
     SendPlanToAll(id);
   }
-  runtime(id).waiting.push_back({request, from.id, job(id).generation, NodeReply(Empty())});
+  AwaitOwners(id, {request, from.id, job(id).generation, NodeReply(Empty())});
   ReleaseWaiting(id);
 }
 

@@ -185,6 +185,31 @@ TEST_F(CoreTest, AnEndedJobShowsWhoTrainedInEachGroup) {
   EXPECT_EQ(job.worker_staleness[2].group, GroupId(1));
 }
 
+TEST_F(CoreTest, WhatANodeSaysReachesNoTerminalAsAControlSequence) {
+  Start(1, Spec(2));
+  Register(W(0));
+  c.Ask(W(1), LeaveRequest{"done\x1b[2J\nfence: all", 0, {}});
+  EventsQuery query;
+  query.limit = 1000;
+  const OperatorReply reply = c.Operate(query);
+  bool said = false;
+  for (const DecisionRecord& event : std::get<std::vector<DecisionRecord>>(reply)) {
+    said = said || event.text.find("done?[2J?fence: all") != std::string::npos;
+    for (const char letter : event.text) EXPECT_GE(letter, ' ') << event.text;
+  }
+  EXPECT_TRUE(said);
+}
+
+// A node whose registration ran out of time asks again: one of them waits.
+TEST_F(CoreTest, ARegistrationTakesThePlaceOfTheNodesEarlierOne) {
+  c.silent.insert(NodeId(1));
+  Start(1, Spec(1));
+  const RequestId first = Register(W(0));
+  const RequestId second = Register(W(0));
+  EXPECT_EQ(c.StatusOf(first).code(), absl::StatusCode::kAborted);
+  EXPECT_FALSE(c.Answered(second));
+}
+
 TEST_F(CoreTest, ALeaverLeavesByTheTwoPhases) {
   Start(1, Spec(3));
   Register(W(0));
@@ -315,9 +340,11 @@ TEST_F(CoreTest, AStaleIncarnationIsRefusedWithBoth) {
   EXPECT_EQ(c.joined.at(W(1)).rank, JobRank(1));
   const absl::Status status = c.core().CheckNode(old);
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(status.message(), absl::StrCat("node worker-1: incarnation ", old.incarnation.value(),
-                                           " is not the newest, which is ",
-                                           fresh.incarnation.value(), "; join again"));
+  EXPECT_EQ(status.message(),
+            absl::StrCat("node worker-1: incarnation ", old.incarnation.value(),
+                         " is not the newest, which is ", fresh.incarnation.value(),
+                         ": another process has joined under this name; join "
+                         "again, under one of its own if both are to run"));
 }
 
 TEST_F(CoreTest, ADeadServerStopsTheJobByName) {
