@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <future>
@@ -120,6 +121,28 @@ TEST_F(ProgramTest, AWatchAndAWaitingCallDoNotHoldUpTheEnd) {
   kill(pid_, SIGTERM);
   closed.get_future().wait();
   EXPECT_EQ(WaitForEnd(), 0);
+}
+
+// The last client of a process takes gRPC down with it: nothing of a stream that has stopped may be
+// left to gRPC's threads then. (A call that was left aborted the process once in ten thousand.)
+TEST_F(ProgramTest, AClientMayGoAsSoonAsItsStreamHasStopped) {
+  Start();
+  const auto self = JoinServer("server-0");
+  ASSERT_TRUE(self.ok()) << self.status();
+  client_.reset();
+  for (int i = 0; i < 1000; ++i) {
+    const auto client = MakeGrpcControlClient(address_, {});
+    ASSERT_TRUE(client.ok()) << client.status();
+    std::atomic<int> closed{0};
+    (*client)->Watch(
+        self->self, [](const Directive&) {}, [&](const absl::Status&) { ++closed; });
+    if (i % 3 == 0) {
+      EXPECT_TRUE((*client)->Call(self->self, Heartbeat{}, Seconds(30)).ok());
+    }
+    (*client)->StopWatch();
+    EXPECT_EQ(closed, 1);
+  }
+  EXPECT_EQ(End(SIGTERM), 0);
 }
 
 TEST_F(ProgramTest, ANodeKeepsItsIdentityAcrossAKilledScheduler) {

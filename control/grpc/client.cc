@@ -43,7 +43,9 @@ absl::Status FromGrpc(const grpc::Status& status, const std::string& peer) {
   return {code, status.error_message()};
 }
 
-// An open Watch stream. Shared by the client and by the reactor, which deletes itself at the end.
+// An open Watch stream. The client's: the reactor deletes itself first, then says that it is done,
+// so that no thread of gRPC's touches the call once the client may go, and the library with the
+// last.
 struct WatchState {
   grpc::ClientContext context;
   v1::WatchRequest request;
@@ -57,8 +59,7 @@ struct WatchState {
 
 class WatchReader final : public grpc::ClientReadReactor<v1::Directive> {
  public:
-  WatchReader(v1::Membership::Stub* stub, std::shared_ptr<WatchState> state)
-      : state_(std::move(state)) {
+  WatchReader(v1::Membership::Stub* stub, WatchState* state) : state_(state) {
     stub->async()->Watch(&state_->context, &state_->request, this);
     StartRead(&incoming_);
     StartCall();
@@ -79,17 +80,16 @@ class WatchReader final : public grpc::ClientReadReactor<v1::Directive> {
   void OnDone(const grpc::Status& status) override {
     absl::Status cause = broken_.ok() ? FromGrpc(status, state_->peer) : broken_;
     if (cause.ok()) cause = absl::UnavailableError("the scheduler ended the stream");
-    state_->on_closed(std::move(cause));
-    {
-      MutexLock lock(&state_->mutex);
-      state_->done = true;
-      state_->changed.SignalAll();
-    }
+    WatchState* const state = state_;
+    state->on_closed(std::move(cause));
     delete this;
+    MutexLock lock(&state->mutex);
+    state->done = true;
+    state->changed.SignalAll();
   }
 
  private:
-  const std::shared_ptr<WatchState> state_;
+  WatchState* const state_;
   v1::Directive incoming_;
   absl::Status broken_;
 };
@@ -120,12 +120,12 @@ class GrpcControlClient final : public ControlClient {
   void Watch(NodeRef self, std::function<void(Directive)> on_directive,
              std::function<void(absl::Status)> on_closed) override {
     StopWatch();
-    watch_ = std::make_shared<WatchState>();
+    watch_ = std::make_unique<WatchState>();
     ToProto(self, watch_->request.mutable_from());
     watch_->on_directive = std::move(on_directive);
     watch_->on_closed = std::move(on_closed);
     watch_->peer = peer_;
-    new WatchReader(membership_.get(), watch_);  // deletes itself in OnDone
+    new WatchReader(membership_.get(), watch_.get());  // deletes itself in OnDone
   }
 
   void StopWatch() override {
@@ -223,7 +223,7 @@ class GrpcControlClient final : public ControlClient {
   const std::string peer_;
   const std::unique_ptr<v1::Membership::Stub> membership_;
   const std::unique_ptr<v1::Operator::Stub> operators_;
-  std::shared_ptr<WatchState> watch_;
+  std::unique_ptr<WatchState> watch_;
 };
 
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> Credentials(
