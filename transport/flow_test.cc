@@ -98,7 +98,7 @@ TEST(SendQueue, AMessageLargerThanTheFormatAllowsIsAnError) {
   const std::byte* nowhere = nullptr;
   Channel::Completion none;
   EXPECT_TRUE(
-      absl::IsInvalidArgument(queue.Push(Numbered(1), {nowhere, kMaxMessageBytes + 1}, 0, none)));
+      absl::IsOutOfRange(queue.Push(Numbered(1), {nowhere, kMaxMessageBytes + 1}, 0, none)));
 }
 
 TEST(SendQueue, TheBoundHoldsBackWhatCanBeSentAgainAndNeverEverything) {

@@ -19,9 +19,10 @@ uint64_t BytesOnWire(uint64_t payload) {
 absl::Status SendQueue::Push(const FrameHeader& header, std::span<const std::byte> payload,
                              int32_t priority, Channel::Completion& done) {
   if (payload.size() > kMaxMessageBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("message of ", payload.size(), " bytes; at most ", kMaxMessageBytes,
-                     " are allowed, cut the tensor into smaller chunks"));
+    // A code that no channel closes with: this message is wrong, not the channel.
+    return absl::OutOfRangeError(absl::StrCat("message of ", payload.size(), " bytes; at most ",
+                                              kMaxMessageBytes,
+                                              " are allowed, cut the tensor into smaller chunks"));
   }
   const uint64_t bytes = BytesOnWire(payload.size());
   MutexLock lock(&mutex_);

@@ -126,7 +126,7 @@ void OwnerLinks::OnSent(const std::shared_ptr<ChunkOp>& op, const Channel* chann
     MutexLock lock(&mutex_);
     PACELINE_CHECK(op->sends > 0);
     --op->sends;
-    if (absl::IsInvalidArgument(status)) {
+    if (absl::IsOutOfRange(status)) {
       Finish(op, status, &finished);  // no channel would take it
     } else if (!status.ok() && !op->finished) {
       // The channel was full or closed. A full one drains; a closed one is opened again, also

@@ -233,11 +233,22 @@ TEST_F(OwnerLinksTest, PiecesThatAreNotTheNextOrAreTooManyAreErrors) {
 TEST_F(OwnerLinksTest, AMessageThatCannotBeSentEndsItsOperation) {
   auto channel = transport_.ChannelNumber(0);
   Issue();
-  channel->Next().done(absl::InvalidArgumentError("too large"));
+  channel->Next().done(absl::OutOfRangeError("too large"));
   ASSERT_EQ(outcomes().size(), 1u);
-  EXPECT_EQ(outcomes()[0].second, absl::InvalidArgumentError("too large"));
+  EXPECT_EQ(outcomes()[0].second, absl::OutOfRangeError("too large"));
   Issue();
   channel->Next();  // on the same channel
+}
+
+// One wrong reply costs its channel; what else was queued there goes on the next one.
+TEST_F(OwnerLinksTest, AChannelThatClosesForAWrongFrameFailsNoOtherOperation) {
+  auto first = transport_.ChannelNumber(0);
+  Issue();
+  HandChannel::Message queued = first->Next();
+  queued.done(absl::InvalidArgumentError("a reply of another size"));
+  first->sink().OnClosed(*first, absl::InvalidArgumentError("a reply of another size"));
+  EXPECT_EQ(transport_.ChannelNumber(1)->Next().header.sequence, queued.header.sequence);
+  EXPECT_TRUE(outcomes().empty());
 }
 
 TEST_F(OwnerLinksTest, GivingUpClosesTheChannelThatHoldsTheMemoryAndNoOther) {
