@@ -197,16 +197,7 @@ TEST_P(HostileTest, AHandshakeThatDoesNotComeIsCutOffAtItsDeadline) {
 }
 
 TEST_P(HostileTest, AServerThatNeverAnswersIsADeadlineThatNamesAddressAndTime) {
-  // A store that does not come back stands for a server that hangs.
-  class Blocking final : public KeyStore {
-   public:
-    absl::StatusOr<ChannelKey> Find(const PeerIdentity&) const override {
-      monitor.Await([&] { return open; });
-      return absl::PermissionDeniedError("too late");
-    }
-    mutable Monitor monitor;
-    bool open = false;
-  } keys;
+  HangingKeys keys;  // stand for a server that hangs
   auto server = fabric_.New();
   auto listener = server->Listen(fabric_.AnyAddress(), &sink_, &keys);
   ASSERT_TRUE(listener.ok());

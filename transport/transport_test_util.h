@@ -341,4 +341,15 @@ class TestFabric {
   std::shared_ptr<LoopbackNetwork> network_;
 };
 
+// Hangs in the handshake until it is told to go on.
+class HangingKeys final : public KeyStore {
+ public:
+  absl::StatusOr<ChannelKey> Find(const PeerIdentity&) const override {
+    monitor.Await([&] { return open; });
+    return absl::PermissionDeniedError("too late");
+  }
+  mutable Monitor monitor;
+  bool open = false;
+};
+
 }  // namespace paceline

@@ -33,17 +33,6 @@ class AnsweringSink final : public FrameSink {
   std::vector<std::shared_ptr<Channel>> channels;
 };
 
-// Hangs in the handshake until it is told to go on.
-class HangingKeys final : public KeyStore {
- public:
-  absl::StatusOr<ChannelKey> Find(const PeerIdentity&) const override {
-    monitor.Await([&] { return open; });
-    return absl::PermissionDeniedError("too late");
-  }
-  mutable Monitor monitor;
-  bool open = false;
-};
-
 class OutcomeCounter final : public OwnerLinks::Listener {
  public:
   void OnOutcome(const std::shared_ptr<ChunkOp>& op, const absl::Status& status) override {
