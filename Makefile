@@ -10,7 +10,7 @@ FILES ?= $(shell git ls-files '*.cc')
 SDK_ROOT := build/sdk
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build run verify-quickstart test test-release test-sanitizers test-fuzz lint format tidy dev bench sdk install clean
+.PHONY: help deps build run verify-quickstart test test-release test-sanitizers test-fuzz kill-test restart-test lint format tidy dev bench sdk install clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -57,6 +57,19 @@ test-fuzz: ## a short run of each fuzz target
 	cmake --preset fuzz
 	cmake --build build/fuzz --target fuzzers -j $(JOBS)
 	ctest --preset fuzz -L fuzz --no-tests=error
+
+CLUSTER = python3 tests/life/failure_test.py --bin build/release/bin --probe build/release/tests/life/probe_worker
+KILLS ?= 50
+
+kill-test: ## kill one of four workers in a round, KILLS times at random moments
+	cmake --preset release
+	cmake --build build/release --target $(PROGRAMS) probe_worker -j $(JOBS)
+	PACELINE_KILLS=$(KILLS) $(CLUSTER) Random
+
+restart-test: ## kill and restart the scheduler 20 times in training, five pairs of runs
+	cmake --preset release
+	cmake --build build/release --target $(PROGRAMS) probe_worker -j $(JOBS)
+	PACELINE_RESTARTS=20 PACELINE_PAIRS=5 $(CLUSTER) Restarts
 
 lint: ## layout and include rules
 	@echo clang-format-14 --dry-run --Werror; clang-format-14 --dry-run --Werror $(SOURCES)

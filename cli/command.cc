@@ -27,6 +27,8 @@ constexpr std::string_view kUsage =
     "  pacelinectl staleness [JOB]        per worker and group, with histogram\n"
     "  pacelinectl events [JOB]           decisions with their reasons and times\n"
     "  pacelinectl stop JOB               ends a job\n"
+    "  pacelinectl remove JOB WORKER      lets a worker leave its job\n"
+    "  pacelinectl drain SERVER           moves all chunks off a server\n"
     "  pacelinectl completion bash|zsh    prints a completion script\n\n"
     "Each takes --help and --scheduler HOST:PORT (PACELINE_SCHEDULER, default\n"
     "127.0.0.1:4300), and what shows something --json and --watch [SECONDS].\n\n"
@@ -71,6 +73,8 @@ constexpr std::array<ViewCommand, 5> kViews = {
                 1, StalenessText, StalenessJson}};
 
 struct Options {
+  bool undo = false;
+  uint32_t wait_s = 600;
   bool json = false;
   uint32_t watch_s = 0;  // 0: once
   uint64_t after = 0;
@@ -128,16 +132,23 @@ class Conversation {
                                                  " (--scheduler or PACELINE_SCHEDULER)"));
   }
 
-  absl::StatusOr<ClusterView> View() {
-    PACELINE_ASSIGN_OR_RETURN(OperatorReply reply, Ask(StatusQuery{job()}));
+  // Of one job, or of all.
+  absl::StatusOr<ClusterView> Cluster(const std::string& of_job = "") {
+    PACELINE_ASSIGN_OR_RETURN(OperatorReply reply, Ask(StatusQuery{of_job}));
     auto* view = std::get_if<ClusterView>(&reply);
     if (view == nullptr) return absl::InternalError("the scheduler answered something else");
-    if (job().empty()) return std::move(*view);
-    std::erase_if(view->jobs, [&](const JobView& j) { return j.spec.name != job(); });
-    if (view->jobs.empty()) return absl::NotFoundError(absl::StrCat("no job \"", job(), "\""));
     return std::move(*view);
   }
 
+  absl::StatusOr<ClusterView> View() {
+    PACELINE_ASSIGN_OR_RETURN(ClusterView view, Cluster(job()));
+    if (job().empty()) return view;
+    std::erase_if(view.jobs, [&](const JobView& j) { return j.spec.name != job(); });
+    if (view.jobs.empty()) return absl::NotFoundError(absl::StrCat("no job \"", job(), "\""));
+    return view;
+  }
+
+  const std::vector<std::string>& arguments() const { return config_.arguments; }
   std::string job() const { return config_.arguments.empty() ? "" : config_.arguments.front(); }
 
  private:
@@ -245,6 +256,80 @@ int RunStop(int argc, const char* const* argv, const CommandContext& context) {
   return WithConversation(argc, argv, context, usage, 1, keys, body);
 }
 
+int RunRemove(int argc, const char* const* argv, const CommandContext& context) {
+  Options options;
+  options.reason.clear();
+  KeyTable keys;
+  keys.Text("reason", "shown in events and to the worker", &options.reason);
+  keys.Spelled("--reason", "");
+  const std::string usage =
+      "pacelinectl remove JOB WORKER: lets a worker leave its job after its step; the\n"
+      "others go on without it\n\n"
+      "  pacelinectl remove mnist worker-3\n\n";
+  const auto body = [&](Conversation& conversation) {
+    const std::vector<std::string>& names = conversation.arguments();
+    if (names.size() != 2) {
+      return Complain(context, absl::InvalidArgumentError("remove: name a job and a worker"));
+    }
+    const auto reply = conversation.Ask(RemoveWorkerRequest{names[0], names[1], options.reason});
+    if (!reply.ok()) return Complain(context, reply.status());
+    *context.out << "worker " << names[1] << " of job " << names[0] << " is asked to leave\n"
+                 << std::flush;
+    return static_cast<int>(kExitDone);
+  };
+  return WithConversation(argc, argv, context, usage, 2, keys, body);
+}
+
+// Shows once a second where the chunks are, until none is left or time is up.
+int AwaitDrained(Conversation& conversation, const CommandContext& context,
+                 const std::string& server, uint32_t wait_s) {
+  for (uint64_t waited_ms = 0;; waited_ms += 100) {
+    const absl::StatusOr<ClusterView> view = conversation.Cluster();
+    if (!view.ok()) return Complain(context, view.status());
+    for (const NodeView& node : view->nodes) {
+      if (node.role != Role::kServer || node.name != server || node.state != "drained") continue;
+      *context.out << "server " << server << " owns nothing any more and may be ended\n"
+                   << std::flush;
+      return kExitDone;
+    }
+    if (waited_ms >= uint64_t{wait_s} * 1000) break;
+    poll(nullptr, 0, 100);
+  }
+  if (wait_s == 0) {
+    *context.out << "server " << server << " drains\n" << std::flush;
+    return kExitDone;
+  }
+  return Complain(context, absl::AbortedError(
+                               absl::StrCat("server ", server, " still owns chunks after ", wait_s,
+                                            " s; it goes on draining (pacelinectl events)")));
+}
+
+int RunDrain(int argc, const char* const* argv, const CommandContext& context) {
+  Options options;
+  KeyTable keys;
+  keys.Switch("undo", "it may own chunks again", &options.undo);
+  keys.Spelled("--undo", "");
+  keys.Number("wait", "seconds to wait until it owns nothing; 0: not at all", 0, 86'400,
+              &options.wait_s);
+  keys.Spelled("--wait", "");
+  const std::string usage =
+      "pacelinectl drain SERVER: moves all chunks to the other servers while jobs run;\n"
+      "afterwards it may be ended\n\n"
+      "  pacelinectl drain server-3\n  pacelinectl drain server-3 --undo\n\n";
+  const auto body = [&](Conversation& conversation) {
+    if (conversation.arguments().empty()) {
+      return Complain(context, absl::InvalidArgumentError("drain: name the server"));
+    }
+    const std::string server = conversation.arguments().front();
+    const auto reply = conversation.Ask(DrainServerRequest{server, options.undo});
+    if (!reply.ok()) return Complain(context, reply.status());
+    if (!options.undo) return AwaitDrained(conversation, context, server, options.wait_s);
+    *context.out << "server " << server << " may own chunks again\n" << std::flush;
+    return static_cast<int>(kExitDone);
+  };
+  return WithConversation(argc, argv, context, usage, 1, keys, body);
+}
+
 int RunRun(int argc, const char* const* argv, const CommandContext& context) {
   auto parsed = LoadLaunchConfig(argc, argv, context.environment);
   if (!parsed.ok()) {
@@ -297,6 +382,8 @@ int RunCommand(int argc, const char* const* argv, const CommandContext& context)
   if (name == "run") return RunRun(argc, argv, context);
   if (name == "events") return RunEvents(argc, argv, context);
   if (name == "stop") return RunStop(argc, argv, context);
+  if (name == "remove") return RunRemove(argc, argv, context);
+  if (name == "drain") return RunDrain(argc, argv, context);
   if (name == "completion") return RunCompletion(argc, argv, context);
   for (const ViewCommand& command : kViews) {
     if (command.name == name) return RunView(command, argc, argv, context);

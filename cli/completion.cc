@@ -15,7 +15,7 @@ _pacelinectl() {
     fi
   done
   if ((COMP_CWORD == 1)); then
-    COMPREPLY=($(compgen -W "run status jobs nodes groups staleness events stop completion
+    COMPREPLY=($(compgen -W "run status jobs nodes groups staleness events stop remove drain completion
       --help --version" -- "$current"))
     return
   fi
@@ -33,8 +33,10 @@ _pacelinectl() {
       COMPREPLY=($(compgen -W "--json --watch $shared" -- "$current")) ;;
     events)
       COMPREPLY=($(compgen -W "--json --watch --after --limit $shared" -- "$current")) ;;
-    stop)
+    stop | remove)
       COMPREPLY=($(compgen -W "--reason $shared" -- "$current")) ;;
+    drain)
+      COMPREPLY=($(compgen -W "--undo --wait $shared" -- "$current")) ;;
     completion)
       COMPREPLY=($(compgen -W "bash zsh" -- "$current")) ;;
   esac

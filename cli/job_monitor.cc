@@ -48,6 +48,13 @@ void JobMonitor::StopJob(bool failed, const std::string& reason, Ticks timeout) 
   client_->Operate(StopJobRequest{job_, failed, reason}, timeout).status().IgnoreError();
 }
 
+void JobMonitor::TellEnded(bool of_job, const std::string& name, uint64_t process_id,
+                           const std::string& cause, Ticks timeout) {
+  if (client_ == nullptr) return;
+  const ProcessEndedRequest ended{of_job ? job_ : "", name, process_id, cause};
+  client_->Operate(ended, timeout).status().IgnoreError();
+}
+
 bool JobMonitor::Balanced() const {
   return view_->drawn == view_->applied + view_->discarded + view_->returned;
 }

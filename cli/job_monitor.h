@@ -31,6 +31,11 @@ class JobMonitor {
   // The cluster's daemons outlive this job and should forget it. Best effort.
   void StopJob(bool failed, const std::string& reason, Ticks timeout);
 
+  // A process of the job's, or a server, was seen to end. Best effort: without it its lease runs
+  // out.
+  void TellEnded(bool of_job, const std::string& name, uint64_t process_id,
+                 const std::string& cause, Ticks timeout);
+
   // The newest that is known; none before the first worker has joined.
   const std::optional<JobView>& view() const { return view_; }
   // Whether each sample of view() is accounted for.

@@ -63,6 +63,7 @@ class Launcher {
   void ReapAll();
   void ShowEnd(const std::string& what, const Process& process);
   void OnEnd(size_t index);
+  void TellScheduler(const Process& process);
   void OnWorkerFailed(uint32_t index, const std::string& what);
   void Fail(const std::string& reason);
   void Poll();
@@ -313,6 +314,14 @@ void Launcher::ReapAll() {
   }
 }
 
+// The group goes on at once instead of after the failure timeout. Before a restart, so that it can
+// only mean this process.
+void Launcher::TellScheduler(const Process& process) {
+  if (process.role == "scheduler") return;
+  monitor_.TellEnded(process.role == "worker", process.name, static_cast<uint64_t>(process.pid),
+                     EndOf(process), kAskTimeout);
+}
+
 void Launcher::ShowEnd(const std::string& what, const Process& process) {
   *context_.err << "pacelinectl: " << what << "; the end of " << process.log_path << ":\n"
                 << LastLines(process.log_path, kLogLines) << "\n"
@@ -321,6 +330,7 @@ void Launcher::ShowEnd(const std::string& what, const Process& process) {
 
 void Launcher::OnEnd(size_t index) {
   const Process& process = processes_[index];
+  TellScheduler(process);
   if (process.role == "worker") {
     if (!process.failed()) {
       finished_.push_back(IndexOf(process));

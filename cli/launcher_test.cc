@@ -24,8 +24,9 @@ namespace fs = std::filesystem;
 // A scheduler that knows one job, or none yet.
 class FakeControl final : public ControlClient {
  public:
-  FakeControl(std::optional<JobState> state, uint32_t workers_live)
-      : state_(state), workers_live_(workers_live) {}
+  FakeControl(std::optional<JobState> state, uint32_t workers_live,
+              std::vector<ProcessEndedRequest>* ended)
+      : state_(state), workers_live_(workers_live), ended_(ended) {}
   absl::StatusOr<JoinReply> Join(const JoinRequest&, Ticks) override {
     return absl::UnimplementedError("not asked here");
   }
@@ -33,6 +34,7 @@ class FakeControl final : public ControlClient {
     return absl::UnimplementedError("not asked here");
   }
   absl::StatusOr<OperatorReply> Operate(const OperatorRequest& request, Ticks) override {
+    if (const auto* ended = std::get_if<ProcessEndedRequest>(&request)) ended_->push_back(*ended);
     const auto* query = std::get_if<StatusQuery>(&request);
     if (query == nullptr) return OperatorReply(Empty{});
     ClusterView view;
@@ -56,11 +58,13 @@ class FakeControl final : public ControlClient {
   }
   void Watch(NodeRef, std::function<void(Directive)>, std::function<void(absl::Status)>) override {}
   void StopWatch() override {}
+  std::unique_ptr<ControlClient> Another() const override { return nullptr; }
   std::string Peer() const override { return "fake"; }
 
  private:
   const std::optional<JobState> state_;
   const uint32_t workers_live_;
+  std::vector<ProcessEndedRequest>* const ended_;
 };
 
 constexpr const char* kDaemon = R"sh(#!/bin/sh
@@ -84,7 +88,7 @@ class LauncherTest : public testing::Test {
     context_.environment = Environment({{"PATH", "/usr/bin:/bin"}, {"ROOT", root_}});
     context_.binary_directory = root_;
     context_.connect = [this](const std::string&, const TlsConfig&) {
-      return std::make_unique<FakeControl>(state_, workers_live_);
+      return std::make_unique<FakeControl>(state_, workers_live_, &ended_);
     };
     context_.out = &out_;
     context_.err = &err_;
@@ -142,6 +146,7 @@ class LauncherTest : public testing::Test {
 
   std::string root_;
   LaunchConfig config_;
+  std::vector<ProcessEndedRequest> ended_;
   LauncherContext context_;
   std::ostringstream out_, err_;
   std::optional<JobState> state_ = JobState::kRunning;
@@ -212,6 +217,16 @@ TEST_F(LauncherTest, AFailingWorkerIsNamedWithItsCodeAndLastLines) {
   EXPECT_NE(err_.str().find("no such data set"), std::string::npos) << err_.str();
   EXPECT_EQ(Summary()["outcome"], "failed");
   EXPECT_EQ(Summary()["reason"], "worker-1 failed: exit code 3");
+}
+
+TEST_F(LauncherTest, TellsTheSchedulerOfEachProcessThatEnded) {
+  Run("echo $$ > $ROOT/pid-$PACELINE_WORKER_INDEX; kill -9 $$");
+  ASSERT_EQ(ended_.size(), 2u);
+  for (const ProcessEndedRequest& ended : ended_) {
+    EXPECT_EQ(ended.job, "demo");
+    EXPECT_EQ(ended.cause, "signal 9 (Killed)");
+    EXPECT_EQ(std::to_string(ended.process_id) + "\n", Read("pid-" + ended.name.substr(7)));
+  }
 }
 
 TEST_F(LauncherTest, ASignalIsNamed) {

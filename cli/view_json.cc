@@ -124,6 +124,29 @@ Json Array(const std::vector<View>& views, Function function) {
   return json;
 }
 
+// Chunks of jobs that are not over, by owner.
+std::map<NodeId, uint64_t> ChunksOwned(const ClusterView& view) {
+  std::map<NodeId, uint64_t> chunks;
+  for (const JobView& job : view.jobs) {
+    if (job.state != JobState::kForming && job.state != JobState::kRunning) continue;
+    for (const TensorPlan& tensor : job.tensors) {
+      for (NodeId owner : tensor.owners) ++chunks[owner];
+    }
+  }
+  return chunks;
+}
+
+Json NodesOf(const ClusterView& view) {
+  const std::map<NodeId, uint64_t> chunks = ChunksOwned(view);
+  Json json = Json::array();
+  for (const NodeView& node : view.nodes) {
+    json.push_back(NodeJson(node));
+    const auto owned = chunks.find(node.node);
+    json.back()["chunks"] = owned == chunks.end() ? 0 : owned->second;
+  }
+  return json;
+}
+
 }  // namespace
 
 std::string StatusJson(const ClusterView& view) {
@@ -131,7 +154,7 @@ std::string StatusJson(const ClusterView& view) {
                {"version", view.version},
                {"term", view.term.value()},
                {"uptime_ms", view.uptime_ms},
-               {"nodes", Array(view.nodes, NodeJson)},
+               {"nodes", NodesOf(view)},
                {"jobs", Array(view.jobs, JobJson)}},
               2);
 }
@@ -140,9 +163,7 @@ std::string JobsJson(const ClusterView& view) {
   return Text({{"jobs", Array(view.jobs, JobJson)}}, 2);
 }
 
-std::string NodesJson(const ClusterView& view) {
-  return Text({{"nodes", Array(view.nodes, NodeJson)}}, 2);
-}
+std::string NodesJson(const ClusterView& view) { return Text({{"nodes", NodesOf(view)}}, 2); }
 
 std::string GroupsJson(const ClusterView& view) {
   return Text(

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
@@ -32,6 +33,9 @@ class ControlClient {
   virtual void Watch(NodeRef self, std::function<void(Directive)> on_directive,
                      std::function<void(absl::Status)> on_closed) = 0;
   virtual void StopWatch() = 0;
+
+  // A client of the same scheduler over a connection of its own.
+  virtual std::unique_ptr<ControlClient> Another() const = 0;
 
   // "127.0.0.1:4300" or "in-memory", for messages.
   virtual std::string Peer() const = 0;

@@ -34,6 +34,9 @@ class InMemoryControlClient final : public ControlClient {
              std::function<void(absl::Status)> on_closed) override;
   void StopWatch() override;
 
+  std::unique_ptr<ControlClient> Another() const override {
+    return std::make_unique<InMemoryControlClient>(service_);
+  }
   std::string Peer() const override { return "in-memory"; }
 
  private:

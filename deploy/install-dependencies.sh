@@ -8,7 +8,7 @@
 set -euo pipefail
 
 tools=(build-essential cmake ninja-build ccache pkg-config git python3 ca-certificates)
-checkers=(python3-numpy clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14)
+checkers=(python3-numpy systemd clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14)
 libraries=(
   libabsl-dev libspdlog-dev libyaml-cpp-dev libcli11-dev nlohmann-json3-dev libxxhash-dev
   libssl-dev libhwy-dev libeigen3-dev libsqlite3-dev zlib1g-dev

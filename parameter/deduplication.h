@@ -14,13 +14,16 @@
 
 #include "common/base/types.h"
 #include "parameter/contribution.h"
+#include "parameter/handover.h"
 #include "parameter/operation.h"
 #include "parameter/round.h"
 
 namespace paceline {
 
 struct OpenOperation {
-  Operation operation;  // of the newest attempt: its route and sequence take the reply
+  // Of the newest attempt: its route and sequence take the reply. Sequence 0: answered by the owner
+  // before this one, and not asked for here yet.
+  Operation operation;
   std::optional<Contribution> contribution;  // while pieces are outstanding
   std::optional<Reply> reply;                // once answered
 };
@@ -46,6 +49,12 @@ class MemberOperations {
   // Null when there are kMaxOperations.
   OpenOperation* Open(const OperationId& id, const Operation& operation);
   void Erase(const OperationId& id) { operations_.erase(id); }
+
+  // ---- Between owners: what is answered and not acknowledged, and what is over.
+  Handover::MemberState HandOver() const;
+  void TakeOver(const Handover::MemberState& state);
+  // The member is past `through`, so it has had the replies of all steps up to it.
+  void ForgetTakenOver(Step through);
 
   const std::map<OperationId, OpenOperation>& operations() const { return operations_; }
 

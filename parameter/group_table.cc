@@ -4,7 +4,12 @@
 
 namespace paceline {
 
-void GroupTable::ApplyPlan(const std::vector<GroupPlan>& groups) {
+void GroupTable::ApplyPlan(const std::vector<GroupPlan>& groups,
+                           const std::vector<NodeRef>& fenced) {
+  for (const NodeRef& dead : fenced) {
+    Incarnation& known = fenced_[dead.node];
+    known = std::max(known, dead.incarnation);
+  }
   for (const GroupPlan& group : groups) {
     const Generation* const newest = Newest(group.id);
     if (newest != nullptr && newest->plan->generation >= group.generation) continue;
@@ -133,8 +138,8 @@ const GroupTable::Generation* GroupTable::Newest(GroupId group) const {
 }
 
 bool GroupTable::Cover(GroupId group, NodeId node, Incarnation incarnation, Step through) {
-  const auto [it, first] = covered_.try_emplace({group, node}, Covered{incarnation, through});
-  Covered& covered = it->second;
+  const auto [it, first] = covered_.try_emplace({group, node}, DoneWith{incarnation, through});
+  DoneWith& covered = it->second;
   if (first) return true;
   if (incarnation == covered.incarnation && through <= covered.through) return false;
   covered = {incarnation, through};
@@ -146,6 +151,30 @@ bool GroupTable::IsCovered(GroupId group, const Member& member, Step step) const
   const auto it = covered_.find({group, member.node});
   return it != covered_.end() && it->second.incarnation == member.incarnation &&
          it->second.through >= step;
+}
+
+std::optional<Step> GroupTable::CoveredThrough(GroupId group, NodeId node,
+                                               Incarnation incarnation) const {
+  const auto it = covered_.find({group, node});
+  if (it == covered_.end() || it->second.incarnation != incarnation) return std::nullopt;
+  return it->second.through;
+}
+
+std::vector<CoveredStep> GroupTable::Covered() const {
+  std::vector<CoveredStep> out;
+  for (const auto& [key, done] : covered_) {
+    out.push_back({key.first, key.second, done.incarnation, done.through});
+  }
+  return out;
+}
+
+void GroupTable::Learn(const std::vector<CoveredStep>& covered) {
+  for (const CoveredStep& step : covered) {
+    if (IsFenced(step.node, step.incarnation)) continue;
+    const auto known = covered_.find({step.group, step.node});
+    if (known != covered_.end() && known->second.incarnation > step.incarnation) continue;
+    Cover(step.group, step.node, step.incarnation, step.through);
+  }
 }
 
 std::vector<GroupId> GroupTable::groups() const {

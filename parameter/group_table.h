@@ -24,6 +24,14 @@ enum class Admission : uint8_t {
   kFenced,         // the sender's incarnation is dead
 };
 
+// A member that contributes nothing more to steps up to `through`.
+struct CoveredStep {
+  GroupId group;
+  NodeId node;
+  Incarnation incarnation;
+  Step through;
+};
+
 class GroupTable {
  public:
   struct Generation {
@@ -37,8 +45,8 @@ class GroupTable {
   };
 
   // The whole state as the scheduler sees it: what is newer than known here takes its place; a
-  // fence that was not heard of is made up for.
-  void ApplyPlan(const std::vector<GroupPlan>& groups);
+  // fence that was not heard of is made up for. `fenced` are refused from now on.
+  void ApplyPlan(const std::vector<GroupPlan>& groups, const std::vector<NodeRef>& fenced = {});
   bool MissedFence(const std::vector<GroupPlan>& groups) const;
   // Each group's next generation from its activation step on; one without members ends.
   void Commit(const std::vector<GroupPlan>& groups);
@@ -61,6 +69,12 @@ class GroupTable {
   // The member contributes nothing more to steps up to `through`. False when that was known.
   bool Cover(GroupId group, NodeId node, Incarnation incarnation, Step through);
   bool IsCovered(GroupId group, const Member& member, Step step) const;
+  std::optional<Step> CoveredThrough(GroupId group, NodeId node, Incarnation incarnation) const;
+
+  // ---- For an owner that takes over from another.
+  std::vector<CoveredStep> Covered() const;
+  // What is newer here stays.
+  void Learn(const std::vector<CoveredStep>& covered);
 
   // Groups with members: G of the staleness formulas, at least 1.
   uint32_t live_groups() const { return live_groups_; }
@@ -72,7 +86,7 @@ class GroupTable {
   static constexpr size_t kKeptGenerations = 8;
   static constexpr size_t kMaxGenerations = 16'384;
 
-  struct Covered {
+  struct DoneWith {
     Incarnation incarnation;
     Step through;
   };
@@ -85,7 +99,7 @@ class GroupTable {
 
   std::map<GroupId, std::deque<Generation>> groups_;  // oldest first
   std::map<NodeId, Incarnation> fenced_;              // the newest dead incarnation
-  std::map<std::pair<GroupId, NodeId>, Covered> covered_;
+  std::map<std::pair<GroupId, NodeId>, DoneWith> covered_;
   uint32_t live_groups_ = 1;
 };
 

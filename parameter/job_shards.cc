@@ -27,6 +27,9 @@ void JobShards::OnOperation(const Operation& operation, const Piece& piece,
   if (operation.kind == OperationKind::kBoundary) {
     return OnBoundary(operation, boundary, now, replies);
   }
+  if (operation.kind == OperationKind::kMoveShard) {
+    return OnMoveShard(operation, piece, now, replies);
+  }
   if (groups_.IsFenced(operation.sender, operation.incarnation)) {
     return Refuse(operation, piece, OperationStatus::kFenced, replies);
   }
@@ -62,6 +65,7 @@ OperationStatus JobShards::Locate(const Operation& operation, ParameterShard** s
     *shard = &it->second;
     return OperationStatus::kOk;
   }
+  if (arriving_.contains(operation.chunk)) return OperationStatus::kNotYet;
   const TensorPlan* const tensor = FindTensor(plan, operation.chunk.tensor);
   if (tensor == nullptr) return OperationStatus::kUnknownTensor;
   if (operation.chunk.chunk.value() >= tensor->owners.size()) return OperationStatus::kBadRequest;
@@ -114,6 +118,7 @@ void JobShards::OnBoundary(const Operation& operation,
   }
   for (auto& [key, shard] : shards_) {
     if (shard.open_rounds() > 0) shard.OnCovered(operation.group, now, replies);
+    if (shard.holds_taken_over()) shard.ForgetTakenOver(operation.group);
   }
   AnswerBoundary(operation, *answer, OperationStatus::kOk, replies);
   AdvanceCut(now, replies);
@@ -173,8 +178,11 @@ void JobShards::ApplyPlan(std::shared_ptr<const PreparedPlan> plan, Ticks now, R
   if (groups_.MissedFence(plan_->plan.groups)) {
     CutAbort(absl::AbortedError("a member was fenced during the cut; try again"), now, replies);
   }
-  groups_.ApplyPlan(plan_->plan.groups);
+  groups_.ApplyPlan(plan_->plan.groups, plan_->plan.fenced);
   VoidOutdated(replies);
+  for (const NodeRef& dead : plan_->plan.fenced) {
+    for (auto& [key, shard] : shards_) shard.Forget(dead);
+  }
   UpdateShards(now, replies);
   ReplayParked(now, replies);
 }
@@ -188,21 +196,7 @@ void JobShards::UpdateShards(Ticks now, Replies* replies) {
       const ChunkKey key{tensor.id, ChunkIndex(i)};
       if (tensor.owners[i] != self_ || ThreadOf(key, threads_) != index_) continue;
       owned.insert(key);
-      ShardSettings settings{.optimizer = plan_->optimizer,
-                             .policy = plan_->policy,
-                             .normalization = plan.spec.normalization,
-                             .deterministic = plan.spec.deterministic,
-                             .lead = tensor.id == plan.lead_tensor && i == 0};
-      auto it = shards_.find(key);
-      if (it != shards_.end()) {
-        it->second.Configure(std::move(settings));
-      } else if (plan_->over_quota) {
-        continue;
-      } else {
-        it = shards_.try_emplace(key, key, ranges[i].length, &groups_, pool_, std::move(settings))
-                 .first;
-      }
-      if (tensor.sealed) it->second.Seal();
+      AddOwned(tensor, i, ranges[i].length);
     }
   }
   for (auto it = shards_.begin(); it != shards_.end();) {
@@ -211,9 +205,35 @@ void JobShards::UpdateShards(Ticks now, Replies* replies) {
       continue;
     }
     CutAbort(absl::AbortedError("a shard moved during the cut; try again"), now, replies);
-    it->second.Abandon(OperationStatus::kNotOwner, replies);
+    GiveAway(it->first, it->second, replies);
     it = shards_.erase(it);
   }
+  std::erase_if(arriving_, [&owned](const auto& entry) { return !owned.contains(entry.first); });
+}
+
+ShardSettings JobShards::SettingsOf(const TensorPlan& tensor, uint32_t chunk) const {
+  const Plan& plan = plan_->plan;
+  return {.optimizer = plan_->optimizer,
+          .policy = plan_->policy,
+          .normalization = plan.spec.normalization,
+          .deterministic = plan.spec.deterministic,
+          .lead = tensor.id == plan.lead_tensor && chunk == 0};
+}
+
+void JobShards::AddOwned(const TensorPlan& tensor, uint32_t chunk, uint64_t elements) {
+  const ChunkKey key{tensor.id, ChunkIndex(chunk)};
+  auto it = shards_.find(key);
+  if (it != shards_.end()) {
+    it->second.Configure(SettingsOf(tensor, chunk));
+  } else if (MoveOf(key) != nullptr) {
+    arriving_[key].elements = elements;
+    return;
+  } else if (plan_->over_quota || arriving_.contains(key)) {
+    return;
+  } else {
+    it = shards_.try_emplace(key, key, elements, &groups_, pool_, SettingsOf(tensor, chunk)).first;
+  }
+  if (tensor.sealed) it->second.Seal();
 }
 
 void JobShards::VoidOutdated(Replies* replies) {

@@ -41,9 +41,19 @@ struct PreparedPlan {
   bool over_quota = false;  // no shard is added
 };
 
+// A chunk that this owner gives to the one the plan names now.
+struct OutgoingChunk {
+  JobId job;
+  JobGeneration generation;  // of the plan that moved it
+  ChunkKey chunk;
+  ServerInfo to;
+  Handover state;
+};
+
 class JobShards {
  public:
   using Replies = ParameterShard::Replies;
+  using HandOver = std::function<void(OutgoingChunk)>;
   using CutDone = std::function<void(absl::StatusOr<std::vector<ChunkSnapshot>>)>;
 
   // Of the chunks that `self` owns, those of thread `index` out of `threads`.
@@ -62,7 +72,13 @@ class JobShards {
   void OnOperation(const Operation& operation, const Piece& piece,
                    std::shared_ptr<BoundaryAnswer> boundary, Ticks now, Replies* replies);
 
+  // Chunks that the plan moves from here go to the function of OnHandOver; those that it moves here
+  // are waited for, and what is sent for them is parked until they have come.
   void ApplyPlan(std::shared_ptr<const PreparedPlan> plan, Ticks now, Replies* replies);
+  void OnHandOver(HandOver hand_over) { hand_over_ = std::move(hand_over); }
+  // `arrived` is called, once, when no chunk of the newest plan is waited for: maybe at once. A
+  // later plan's takes its place.
+  void WhenAllArrived(std::function<void()> arrived);
   void Commit(const CommitDirective& directive, Ticks now, Replies* replies);
   void Fence(const FenceDirective& directive, Ticks now, Replies* replies);
   void Seal(const std::vector<TensorId>& tensors, Ticks now, Replies* replies);
@@ -91,6 +107,13 @@ class JobShards {
     std::vector<std::byte> bytes;
     std::shared_ptr<BoundaryAnswer> boundary;
   };
+  // A chunk whose state is on its way; its parts may come again after a lost connection.
+  struct Arrival {
+    uint64_t elements = 0;
+    std::vector<std::byte> bytes;
+    std::vector<bool> in;  // by piece
+    uint64_t missing = 0;
+  };
   struct Cut {
     std::map<GroupId, Step> steps;
     std::set<ChunkKey> remaining;
@@ -112,6 +135,12 @@ class JobShards {
               Replies* replies);
   void ReplayParked(Ticks now, Replies* replies);
   void UpdateShards(Ticks now, Replies* replies);
+  ShardSettings SettingsOf(const TensorPlan& tensor, uint32_t chunk) const;
+  void AddOwned(const TensorPlan& tensor, uint32_t chunk, uint64_t elements);
+  const ChunkMove* MoveOf(ChunkKey key) const;
+  void GiveAway(ChunkKey key, ParameterShard& shard, Replies* replies);
+  void OnMoveShard(const Operation& operation, const Piece& piece, Ticks now, Replies* replies);
+  absl::Status Install(ChunkKey key, std::span<const std::byte> bytes);
   void VoidOutdated(Replies* replies);
   void AdvanceCut(Ticks now, Replies* replies);
   bool TryCopy(ChunkKey key, Ticks now, Replies* replies);
@@ -126,6 +155,9 @@ class JobShards {
   std::shared_ptr<const PreparedPlan> plan_;
   GroupTable groups_;
   std::map<ChunkKey, ParameterShard> shards_;
+  std::map<ChunkKey, Arrival> arriving_;
+  HandOver hand_over_;
+  std::function<void()> arrived_;
   std::vector<Parked> parked_;
   uint64_t parked_bytes_ = 0;
   std::optional<Cut> cut_;

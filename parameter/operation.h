@@ -24,6 +24,7 @@ enum class OperationKind : uint8_t {
   kBoundary,
   kReadState,
   kWriteState,
+  kMoveShard,  // from another owner; `step` is where this part begins, `samples` the bytes in all
 };
 
 enum class OperationStatus : uint8_t {

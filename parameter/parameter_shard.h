@@ -31,6 +31,7 @@
 #include "parameter/contribution.h"
 #include "parameter/deduplication.h"
 #include "parameter/group_table.h"
+#include "parameter/handover.h"
 #include "parameter/operation.h"
 #include "parameter/optimizer.h"
 #include "parameter/round.h"
@@ -86,6 +87,17 @@ class ParameterShard {
   void Forget(const NodeRef& dead);
   // The shard goes away: whoever waits for a round is told `status`.
   void Abandon(OperationStatus status, Replies* replies);
+
+  // ---- A change of owner.
+  // The shard stops: open rounds are void and their members told kNotOwner. Nothing else may be
+  // called afterwards.
+  Handover HandOver(Replies* replies);
+  // A fresh shard goes on where another stopped. InvalidArgument names an array that the optimizer
+  // does not have or misses.
+  absl::Status TakeOver(Handover handover);
+  // A member of `group` passed further steps: replies of the owner before are no longer asked for.
+  void ForgetTakenOver(GroupId group);
+  bool holds_taken_over() const { return holds_taken_over_; }
 
   // ---- Cuts. While held, rounds of a group above its step (all, without one) wait whole.
   void Hold(const std::map<GroupId, Step>& through);
@@ -169,6 +181,7 @@ class ParameterShard {
   std::map<GroupId, std::pair<Version, SharedFloats>> pulled_;
   std::optional<std::map<GroupId, Step>> hold_;
   StalenessRecorder recorder_;
+  bool holds_taken_over_ = false;
 };
 
 }  // namespace paceline

@@ -112,6 +112,7 @@ void ParameterShard::Contribute(const Operation& operation, const Piece& piece,
 void ParameterShard::Again(OpenOperation& open, const Operation& operation, const Piece& piece,
                            Replies* replies) {
   if (!IsLast(operation, piece)) return;
+  if (open.operation.sequence == Sequence(0)) open.operation = operation;  // of the owner before
   TakeNewer(open.operation, operation);
   if (!open.reply) return;  // its round will answer
   Reply reply = *open.reply;

@@ -21,15 +21,6 @@ namespace paceline {
 enum class Role : uint8_t { kServer = 1, kWorker = 2, kOperator = 3, kViewer = 4 };
 std::string_view Name(Role role);
 
-// Which incarnation of which node speaks. Every request after Join carries it; one that is not the
-// newest of its node is refused with FailedPrecondition.
-struct NodeRef {
-  NodeId node;
-  Incarnation incarnation;
-
-  auto operator<=>(const NodeRef&) const = default;
-};
-
 struct JoinRequest {
   Role role = Role::kWorker;
   std::string name;  // stable; unique among servers, unique among workers of a job
@@ -253,11 +244,20 @@ struct EndJobDirective {
   bool operator==(const EndJobDirective&) const = default;
 };
 
+// Asks a worker to leave at its next step boundary.
+struct RemoveDirective {
+  JobId job;
+  std::string reason;
+
+  bool operator==(const RemoveDirective&) const = default;
+};
+
 struct Directive {
   uint64_t sequence = 0;  // per node and term; grows by one
   Term term;
   std::variant<PlanDirective, PrepareDirective, CommitDirective, AbortDirective, FenceDirective,
-               SealedDirective, CutDirective, RecallSamplesDirective, EndJobDirective>
+               SealedDirective, CutDirective, RecallSamplesDirective, EndJobDirective,
+               RemoveDirective>
       body;
 
   bool operator==(const Directive&) const = default;

@@ -36,7 +36,7 @@ struct NodeView {
   std::string data_address;
   std::string job;  // workers
   std::optional<JobRank> rank;
-  std::string state;          // "live", "left", "dead"
+  std::string state;          // "live", "left", "dead"; servers: "draining", "drained"
   uint32_t last_seen_ms = 0;  // ago
   uint64_t process_id = 0;
   WorkerReport worker;  // workers: the newest report
@@ -149,7 +149,37 @@ struct StatusQuery {
   bool operator==(const StatusQuery&) const = default;
 };
 
-using OperatorRequest = std::variant<StatusQuery, EventsQuery, StopJobRequest>;
+// Who started a process saw it end: the node is dead at once, without waiting for its lease. Empty
+// `job`: a server. A node that joined from another process is left alone.
+struct ProcessEndedRequest {
+  std::string job;
+  std::string name;
+  uint64_t process_id = 0;
+  std::string cause;
+
+  bool operator==(const ProcessEndedRequest&) const = default;
+};
+
+// Moves every chunk off a server while jobs run; new ones are placed elsewhere. `undo`: it may own
+// chunks again. NotFound when no such server is live, FailedPrecondition when it is the only one.
+struct DrainServerRequest {
+  std::string server;
+  bool undo = false;
+
+  bool operator==(const DrainServerRequest&) const = default;
+};
+
+// Asks a worker to leave at its next step boundary. NotFound when no such worker is live.
+struct RemoveWorkerRequest {
+  std::string job;
+  std::string worker;
+  std::string reason;
+
+  bool operator==(const RemoveWorkerRequest&) const = default;
+};
+
+using OperatorRequest = std::variant<StatusQuery, EventsQuery, StopJobRequest, ProcessEndedRequest,
+                                     RemoveWorkerRequest, DrainServerRequest>;
 using OperatorReply = std::variant<Empty, ClusterView, std::vector<DecisionRecord>>;
 
 }  // namespace paceline

@@ -18,6 +18,14 @@ namespace paceline {
 // connection (transport/authentication.h). All zero = not told to this node.
 using SecretKey = std::array<uint8_t, 32>;
 
+// Which incarnation of which node.
+struct NodeRef {
+  NodeId node;
+  Incarnation incarnation;
+
+  auto operator<=>(const NodeRef&) const = default;
+};
+
 struct Member {
   NodeId node;
   std::string name;
@@ -59,8 +67,18 @@ struct ServerInfo {
   Incarnation incarnation;
   std::string host;
   std::string data_address;  // "host:port"
+  SecretKey key{};           // filled for servers only: chunks move between them
 
   bool operator==(const ServerInfo&) const = default;
+};
+
+// A chunk on its way to another owner.
+struct ChunkMove {
+  ChunkKey chunk;
+  NodeId from;
+  NodeId to;
+
+  bool operator==(const ChunkMove&) const = default;
 };
 
 struct TensorPlan {
@@ -84,14 +102,22 @@ struct Plan {
   JobId job;
   JobSpec spec;
   JobState state = JobState::kForming;
-  std::string reason;  // of the state
+  std::string reason;   // of the state
+  std::string waiting;  // not empty: workers begin no further step, and why (min_workers)
   Term term;
   JobGeneration generation;
-  std::vector<ServerInfo> servers;  // that own a chunk of this job, by node id
+  std::vector<ServerInfo> servers;  // that own a chunk of this job or hand one over, by node id
   std::vector<TensorPlan> tensors;  // by id
   std::vector<GroupPlan> groups;    // by id
   TensorId lead_tensor;             // its first chunk is the lead chunk
   NodeId init_writer;               // the worker whose initial values count
+  // Chunks whose owner (above) has not said yet that their state has come. `from` stops at this
+  // plan and sends it; `to` answers with an Ack of `move` when it has all of its.
+  uint64_t move = 0;
+  std::vector<ChunkMove> moves;
+  // Incarnations (and all before of the same node) whose frames no owner takes any more; told to
+  // servers only, which may have missed a fence.
+  std::vector<NodeRef> fenced;
 
   bool operator==(const Plan&) const = default;
 };

@@ -3,10 +3,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -54,7 +56,27 @@ CoreOptions ToCoreOptions(const SchedulerConfig& config) {
   return options;
 }
 
-absl::Status Serve(const SchedulerConfig& config, EndSignals* signals) {
+// Whether the event loop has answered what was asked of it the time before.
+class LoopProbe {
+ public:
+  explicit LoopProbe(EventLoop* loop) : loop_(loop) {}
+
+  bool Alive() {
+    const bool answered = answered_->exchange(false);
+    EventsQuery least;
+    least.limit = 1;
+    loop_->Operate(least,
+                   [flag = answered_](const absl::StatusOr<OperatorReply>&) { *flag = true; });
+    return answered;
+  }
+
+ private:
+  EventLoop* const loop_;
+  const std::shared_ptr<std::atomic<bool>> answered_ = std::make_shared<std::atomic<bool>>(true);
+};
+
+absl::Status Serve(const SchedulerConfig& config, const ServiceManager& manager,
+                   EndSignals* signals) {
   PACELINE_RETURN_IF_ERROR(CheckExposure("listen", config.listen, config.tls, config.insecure));
   PACELINE_RETURN_IF_ERROR(MakeStateDirectory(config.state_dir));
   PACELINE_ASSIGN_OR_RETURN(auto journal, OpenSqliteJournal(config.journal, config.cluster));
@@ -80,7 +102,10 @@ absl::Status Serve(const SchedulerConfig& config, EndSignals* signals) {
   const std::string address = AdvertisedAddress(config.advertise, server->address());
   LogInfo("scheduler", "cluster '", config.cluster, "' at ", address);
   PACELINE_RETURN_IF_ERROR(TellReady(config.ready_fd, address));
-  signals->Wait();
+  manager.Ready(absl::StrCat("cluster ", config.cluster, " at ", address));
+  LoopProbe probe(loop.get());
+  manager.WaitForSignal(signals, [&probe] { return probe.Alive(); });
+  manager.Stopping();
   LogInfo("scheduler", "ending");
   // What is in the journal is safe at any moment: a disk that hangs must not keep the process.
   alarm(kStopSeconds);
@@ -89,8 +114,13 @@ absl::Status Serve(const SchedulerConfig& config, EndSignals* signals) {
   return journal_failure;
 }
 
+ServiceManager ManagerOf(const Environment& env) {
+  return {env.Get("NOTIFY_SOCKET").value_or(""), env.Get("WATCHDOG_USEC").value_or("")};
+}
+
 int Main(int argc, char** argv) {
-  auto loaded = LoadSchedulerConfig(argc, argv, Environment::FromProcess());
+  const Environment env = Environment::FromProcess();
+  auto loaded = LoadSchedulerConfig(argc, argv, env);
   if (!loaded.ok()) {
     std::fprintf(stderr, "paceline-scheduler: %s\n",
                  std::string(loaded.status().message()).c_str());
@@ -102,7 +132,7 @@ int Main(int argc, char** argv) {
   }
   SetLogLevel(LogLevelFromName(loaded->config.log_level));
   EndSignals signals;
-  const absl::Status status = Serve(loaded->config, &signals);
+  const absl::Status status = Serve(loaded->config, ManagerOf(env), &signals);
   if (status.ok()) return 0;
   std::fprintf(stderr, "paceline-scheduler: %s\n", std::string(status.message()).c_str());
   return 1;

@@ -34,6 +34,9 @@ ServerAgent::~ServerAgent() { Stop(); }
 
 void ServerAgent::Follow(Router* router) {
   router_ = router;
+  heartbeat_ = std::make_unique<HeartbeatThread>(
+      control_->Another(), joined_.self, Milliseconds(joined_.heartbeat_interval_ms),
+      [this](const absl::Status& cause) { Lost(cause); });
   OpenWatch();
   thread_ = std::thread([this] { Run(); });
 }
@@ -45,6 +48,7 @@ void ServerAgent::Stop() {
     wake_.SignalAll();
   }
   if (!thread_.joinable()) return;
+  heartbeat_.reset();
   thread_.join();
   control_->StopWatch();
   LeaveRequest leave;
@@ -114,6 +118,16 @@ Router::Done ServerAgent::AckWhenDone(uint64_t id) {
   };
 }
 
+void ServerAgent::OnArrived(uint64_t move) {
+  AckRequest ack;
+  ack.id = move;
+  Queue(ack);
+}
+
+void ServerAgent::OnLinkDown(NodeId peer, Ticks since, const std::string& cause) {
+  Queue(LinkDownRequest{peer, static_cast<uint32_t>(since.value() / 1'000'000), cause});
+}
+
 void ServerAgent::OnDirective(Directive directive) {
   std::visit(
       Overloaded{
@@ -126,6 +140,7 @@ void ServerAgent::OnDirective(Directive directive) {
           [this](const CutDirective& d) { OnCut(d); },
           [](const RecallSamplesDirective&) {},
           [this](const EndJobDirective& d) { router_->EndJob(d, AckWhenDone(0)); },
+          [](const RemoveDirective&) {},
       },
       directive.body);
 }
@@ -214,10 +229,7 @@ void ServerAgent::Run() {
       status = Report();
       next_report = Now() + kReportInterval;
     }
-    if (absl::IsFailedPrecondition(status)) {
-      on_lost_(status);
-      return;
-    }
+    if (absl::IsFailedPrecondition(status)) return Lost(status);
     if (!status.ok() || reopen) {
       // The scheduler is away; what is queued stays. Do not spin until it is back, although the end
       // of each stream wakes this thread.
@@ -228,6 +240,14 @@ void ServerAgent::Run() {
       }
     }
   }
+}
+
+void ServerAgent::Lost(const absl::Status& cause) {
+  {
+    MutexLock lock(&mutex_);
+    if (stopping_ || std::exchange(lost_, true)) return;
+  }
+  on_lost_(cause);
 }
 
 }  // namespace paceline

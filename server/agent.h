@@ -16,6 +16,7 @@
 #include "common/base/types.h"
 #include "common/runtime/mutex.h"
 #include "control/control_client.h"
+#include "control/heartbeat.h"
 #include "parameter/host/router.h"
 #include "plan/messages.h"
 
@@ -32,7 +33,7 @@ struct ServerAgentOptions {
 
 class ServerAgent {
  public:
-  // `control` outlives the agent. `on_lost` is called once, from the agent's thread, when the
+  // `control` outlives the agent. `on_lost` is called once, from a thread of the agent, when the
   // scheduler no longer knows this incarnation; the process has to join anew.
   ServerAgent(ServerAgentOptions options, ControlClient* control,
               std::function<void(const absl::Status&)> on_lost);
@@ -46,6 +47,11 @@ class ServerAgent {
   void Stop();
 
   NodeRef self() const { return joined_.self; }
+  const SecretKey& key() const { return joined_.key; }
+
+  // For the router, from its threads.
+  void OnArrived(uint64_t move);
+  void OnLinkDown(NodeId peer, Ticks since, const std::string& cause);
 
  private:
   void OpenWatch();
@@ -57,6 +63,7 @@ class ServerAgent {
   void Run();
   absl::Status SendQueued() EXCLUDES(mutex_);
   absl::Status Report() EXCLUDES(mutex_);
+  void Lost(const absl::Status& cause) EXCLUDES(mutex_);
 
   const ServerAgentOptions options_;
   ControlClient* const control_;
@@ -70,6 +77,8 @@ class ServerAgent {
   bool watch_lost_ GUARDED_BY(mutex_) = false;
   bool away_ GUARDED_BY(mutex_) = false;  // the scheduler; said once
   bool stopping_ GUARDED_BY(mutex_) = false;
+  bool lost_ GUARDED_BY(mutex_) = false;
+  std::unique_ptr<HeartbeatThread> heartbeat_;
   std::thread thread_;
 };
 

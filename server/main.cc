@@ -35,7 +35,7 @@ class LostCause {
   absl::Status cause_ GUARDED_BY(mutex_);
 };
 
-absl::Status Serve(const ServerConfig& config, EndSignals* signals) {
+absl::Status Serve(const ServerConfig& config, const ServiceManager& manager, EndSignals* signals) {
   PACELINE_RETURN_IF_ERROR(CheckExposure("bind", config.bind, config.tls, config.insecure));
   PACELINE_ASSIGN_OR_RETURN(
       auto control,
@@ -65,14 +65,21 @@ absl::Status Serve(const ServerConfig& config, EndSignals* signals) {
   PACELINE_RETURN_IF_ERROR(server.Start());
   LogInfo("server", config.name, ": serving at ", server.data_address());
   PACELINE_RETURN_IF_ERROR(TellReady(config.ready_fd, server.data_address()));
-  signals->Wait();
+  manager.Ready(absl::StrCat("server ", config.name, " at ", server.data_address()));
+  manager.WaitForSignal(signals, [&server] { return server.Answers(); });
+  manager.Stopping();
   LogInfo("server", config.name, ": ending");
   server.Stop();
   return lost.Get();
 }
 
+ServiceManager ManagerOf(const Environment& env) {
+  return {env.Get("NOTIFY_SOCKET").value_or(""), env.Get("WATCHDOG_USEC").value_or("")};
+}
+
 int Main(int argc, char** argv) {
-  auto loaded = LoadServerConfig(argc, argv, Environment::FromProcess());
+  const Environment env = Environment::FromProcess();
+  auto loaded = LoadServerConfig(argc, argv, env);
   if (!loaded.ok()) {
     std::fprintf(stderr, "paceline-server: %s\n", std::string(loaded.status().message()).c_str());
     return 2;
@@ -83,7 +90,7 @@ int Main(int argc, char** argv) {
   }
   SetLogLevel(LogLevelFromName(loaded->config.log_level));
   EndSignals signals;
-  const absl::Status status = Serve(loaded->config, &signals);
+  const absl::Status status = Serve(loaded->config, ManagerOf(env), &signals);
   if (status.ok()) return 0;
   std::fprintf(stderr, "paceline-server: %s\n", std::string(status.message()).c_str());
   return 1;

@@ -48,16 +48,29 @@ absl::Status Server::Start() {
   agent_ = std::make_unique<ServerAgent>(options_.agent, control_.get(), on_lost_);
   PACELINE_RETURN_IF_ERROR(agent_->Join());
   options_.router.self = agent_->self().node;
+  options_.router.incarnation = agent_->self().incarnation;
+  options_.router.key = agent_->key();
+  options_.router.transport = transport_.get();
+  options_.router.on_arrived = [this](JobId, uint64_t move) { agent_->OnArrived(move); };
+  options_.router.on_link_down = [this](NodeId peer, Ticks since, const std::string& cause) {
+    agent_->OnLinkDown(peer, since, cause);
+  };
   router_ = NewRouter(options_.router);
   gate_.Open(router_.get());
   agent_->Follow(router_.get());
   return absl::OkStatus();
 }
 
+bool Server::Answers() {
+  router_->Report();
+  return true;
+}
+
 // Shard threads may still owe the agent an answer, and channels the router a frame: each goes only
 // after those that call it.
 void Server::Stop() {
   if (agent_ != nullptr) agent_->Stop();
+  if (router_ != nullptr) router_->StopMoving();
   listener_.reset();
   transport_.reset();
   router_.reset();

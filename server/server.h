@@ -50,6 +50,9 @@ class Server {
   absl::Status Start();
   void Stop();
 
+  // Asks every shard thread something; returns, with true, when all have answered.
+  bool Answers();
+
   std::string data_address() const { return data_address_; }
 
  private:

@@ -183,11 +183,67 @@ void SimServer::Apply(const PlanDirective& directive) {
   prepared->optimizer = *std::move(optimizer);
   prepared->policy = *std::move(policy);
   Learn(directive.plan.groups);
+  std::shared_ptr<Arrivals> arrived;
+  for (const ChunkMove& move : directive.plan.moves) {
+    if (move.to != self_.node) continue;
+    arrived = std::make_shared<Arrivals>(kThreads, AckWhenDone(directive.plan.move));
+    break;
+  }
   OnEveryThread(
-      [this, prepared](JobShards& job, Replies* replies) {
+      [this, prepared, arrived](JobShards& job, Replies* replies) {
+        job.OnHandOver([this](OutgoingChunk chunk) {
+          Give(std::make_shared<const OutgoingChunk>(std::move(chunk)));
+        });
         job.ApplyPlan(prepared, world()->now(), replies);
+        if (arrived) job.WhenAllArrived([arrived] { arrived->Arrive(); });
       },
       AckWhenDone(directive.change));
+}
+
+// As ShardMover: again and again until the other end has it.
+void SimServer::Give(std::shared_ptr<const OutgoingChunk> chunk) {
+  const Ticks takes = Ticks(static_cast<int64_t>(world()->random().Below(50'000'000)));
+  After(takes, [this, chunk] {
+    SimServer* const to = find_server(chunk->to.name);
+    const auto again = [this, chunk] { After(kPause, [this, chunk] { Give(chunk); }); };
+    if (!to->alive() || to->self().incarnation != chunk->to.incarnation) return again();
+    to->TakeChunk(self_, *chunk, [again](bool taken) {
+      if (!taken) again();
+    });
+  });
+}
+
+void SimServer::TakeChunk(NodeRef from, const OutgoingChunk& chunk,
+                          std::function<void(bool)> done) {
+  const uint32_t lane = JobShards::ThreadOf(chunk.chunk, kThreads);
+  auto bytes = std::make_shared<const std::vector<std::byte>>(Encode(chunk.state));
+  Operation op;
+  op.kind = OperationKind::kMoveShard;
+  op.sender = from.node;
+  op.incarnation = from.incarnation;
+  op.job_generation = chunk.generation;
+  op.chunk = chunk.chunk;
+  op.samples = Samples(bytes->size());
+  op.total_bytes = bytes->size();
+  Post(lane, [this, lane, op, bytes, done] {
+    JobShards& job = *(*lanes_)[lane].job;
+    Replies replies;
+    bool taken = false;
+    if (job.plan() != nullptr) {
+      for (uint64_t at = 0; at < bytes->size(); at += kPieceBytes) {
+        const uint64_t length = std::min<uint64_t>(kPieceBytes, bytes->size() - at);
+        job.OnOperation(op, {at, std::span(*bytes).subspan(at, length)}, nullptr, world()->now(),
+                        &replies);
+      }
+    }
+    std::erase_if(replies, [&taken](const Reply& reply) {
+      if (reply.to.kind != OperationKind::kMoveShard) return false;
+      taken = taken || reply.status == OperationStatus::kOk;
+      return true;
+    });
+    Send(lane, replies);
+    done(taken);
+  });
 }
 
 void SimServer::Apply(const PrepareDirective& directive) {

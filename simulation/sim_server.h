@@ -35,6 +35,8 @@ class SimServer final : public FrameTaker {
         network_(network) {}
 
   NodeRef self() const { return self_; }
+  // Where another owner is; set before the first Start.
+  std::function<SimServer*(const std::string& name)> find_server;
   // FrameTaker
   absl::Status Authenticate(NodeRef worker) override;
   void OnOpened(const std::shared_ptr<Connection>& connection) override;
@@ -68,6 +70,10 @@ class SimServer final : public FrameTaker {
   void Apply(const SealedDirective& directive);
   void Apply(const CutDirective& directive);
   void Apply(const RecallSamplesDirective&) {}
+  void Apply(const RemoveDirective&) {}
+  void Give(std::shared_ptr<const OutgoingChunk> chunk);
+  // A chunk comes whole; false: not yet.
+  void TakeChunk(NodeRef from, const OutgoingChunk& chunk, std::function<void(bool)> done);
   void Apply(const EndJobDirective& directive);
   void Learn(const std::vector<GroupPlan>& groups);
 

@@ -85,6 +85,7 @@ void SimWorker::OnStart() {
   have_plan_ = false;
   written_ = false;
   chunks_.clear();
+  passed_.reset();
   bases_.clear();
   links_.clear();
   outstanding_ = 0;
@@ -233,6 +234,7 @@ void SimWorker::StartRound() {
 
 void SimWorker::BeginBoundary() {
   Enter(Phase::kBoundary);
+  passed_ = group_->step();
   std::set<NodeId> owners;
   for (const PlacedChunk& chunk : chunks_) owners.insert(chunk.owner);
   for (const NodeId owner : owners) {
@@ -369,6 +371,7 @@ void SimWorker::AwaitLeave() {
   const Step through = group_->leaves_at() ? *group_->leaves_at() - Step(1)
                                            : group_->step() + Step(kActivationMargin);
   if (alone || through < group_->step()) return Finish();
+  passed_ = through;
   std::set<NodeId> owners;
   for (const PlacedChunk& chunk : chunks_) owners.insert(chunk.owner);
   for (const NodeId owner : owners) {

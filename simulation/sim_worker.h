@@ -138,6 +138,8 @@ class SimWorker final : public Process {
   void Apply(const CutDirective&) {}
   void Apply(const RecallSamplesDirective&);
   void Apply(const EndJobDirective& directive);
+  void Apply(const RemoveDirective&);
+  void FollowOwners();
   void OnHeartbeatDue();
   void Pump();
   WorkerReport MakeReport() const;
@@ -162,6 +164,7 @@ class SimWorker final : public Process {
   bool written_ = false;
   std::vector<PlacedChunk> chunks_;  // of all tensors
   std::vector<Version> bases_;
+  std::optional<Step> passed_;  // owners were told: nothing more up to here
   std::map<NodeId, Link> links_;
   uint32_t outstanding_ = 0;  // operations that are waited for
   std::optional<SampleLease> lease_;

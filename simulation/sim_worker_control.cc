@@ -41,8 +41,30 @@ void SimWorker::Apply(const PlanDirective& directive) {
   for (const ServerInfo& server : plan_.servers) {
     links_[server.node].server = find_server_(server.name);
   }
+  FollowOwners();
   if (plan_.state == JobState::kStopped) Fail(absl::StrCat("the job was stopped: ", plan_.reason));
 }
+
+// As Session::FollowOwners: chunks may have moved.
+void SimWorker::FollowOwners() {
+  std::set<NodeId> before, newcomers;
+  for (const PlacedChunk& chunk : chunks_) before.insert(chunk.owner);
+  for (PlacedChunk& chunk : chunks_) {
+    chunk.owner = plan_.tensors[chunk.key.tensor.value()].owners[chunk.key.chunk.value()];
+    if (before.count(chunk.owner) == 0) newcomers.insert(chunk.owner);
+  }
+  if (!passed_) return;
+  for (const NodeId owner : newcomers) {
+    auto op = std::make_shared<Op>();
+    op->operation = Header(OperationKind::kBoundary);
+    op->operation.step = op->operation.origin_step = *passed_;
+    op->owner = owner;
+    op->waited_for = false;
+    Issue(std::move(op));
+  }
+}
+
+void SimWorker::Apply(const RemoveDirective&) { AskToLeave(); }
 
 void SimWorker::Apply(const PrepareDirective& directive) {
   AckRequest ack;

@@ -139,6 +139,10 @@ void SimWorker::Settle(const OpPtr& op, const DataReply& reply) {
       if (op->waited_for) ++outstanding_;
       return After(kRetryPause, [this, op] {
         op->operation.job_generation = plan_.generation;
+        for (const PlacedChunk& chunk : chunks_) {
+          const bool its = op->operation.kind != OperationKind::kBoundary;
+          if (its && chunk.key == op->operation.chunk) op->owner = chunk.owner;
+        }
         if (op->waited_for) --outstanding_;
         Issue(op);
       });

@@ -66,6 +66,15 @@ WorkerStaleness& StalenessRecorder::Worker(GroupId group, NodeId worker) {
   return record;
 }
 
+void StalenessRecorder::TakeOver(uint64_t updates, const std::vector<GroupStaleness>& groups,
+                                 const std::vector<WorkerStaleness>& workers) {
+  updates_ = updates;
+  groups_.clear();
+  workers_.clear();
+  for (const GroupStaleness& group : groups) groups_[group.group] = group;
+  for (const WorkerStaleness& worker : workers) workers_[{worker.worker, worker.group}] = worker;
+}
+
 std::vector<GroupStaleness> StalenessRecorder::groups() const {
   std::vector<GroupStaleness> out;
   for (const auto& [id, group] : groups_) out.push_back(group);

@@ -43,6 +43,10 @@ class StalenessRecorder {
   // Samples of `worker` that the owner refused or dropped.
   void Discarded(GroupId group, NodeId worker, Samples samples);
 
+  // Goes on where another owner's recorder stopped.
+  void TakeOver(uint64_t updates, const std::vector<GroupStaleness>& groups,
+                const std::vector<WorkerStaleness>& workers);
+
   uint64_t updates() const { return updates_; }
   std::vector<GroupStaleness> groups() const;    // by group
   std::vector<WorkerStaleness> workers() const;  // by worker, then group

@@ -16,6 +16,8 @@ constexpr Ticks kConnectTimeout = Seconds(2);
 constexpr Ticks kFirstRetry = Milliseconds(20);
 constexpr Ticks kLongestRetry = Seconds(1);
 constexpr Ticks kResendPause = Milliseconds(5);
+// A connection that breaks is opened again well within this.
+constexpr Ticks kDownAfter = Seconds(1);
 
 Ticks RetryPause(uint32_t tries) {
   return std::min(kLongestRetry, Ticks(kFirstRetry.value() << std::min(tries, 6u)));
@@ -38,8 +40,10 @@ void OwnerLinks::SetOwners(const std::vector<ServerInfo>& owners) {
   std::vector<std::shared_ptr<Channel>> unwanted;
   {
     MutexLock lock(&mutex_);
+    for (auto& [node, link] : links_) link.gone = true;
     for (const ServerInfo& info : owners) {
       Link& link = links_[info.node];
+      link.gone = false;
       if (link.info == info) continue;
       if (link.channel != nullptr) unwanted.push_back(link.channel);
       link.info = info;
@@ -62,11 +66,12 @@ void OwnerLinks::Issue(std::shared_ptr<ChunkOp> op) {
     op->received = 0;
     op->collected.clear();
     auto it = links_.find(op->owner);
-    if (stopping_ || it == links_.end()) {
-      finished.emplace_back(
-          op, stopping_ ? stopped_with_
-                        : absl::InternalError(absl::StrCat(
-                              "the plan names owner ", op->owner.value(), " but not its address")));
+    if (stopping_) {
+      finished.emplace_back(op, stopped_with_);
+    } else if (it == links_.end() || it->second.gone) {
+      op->reply = {};
+      op->reply.status = FrameStatus::kNotOwner;
+      finished.emplace_back(op, absl::OkStatus());
     } else {
       op->queued = true;
       op->sequence = Sequence(++it->second.last_sequence);
@@ -285,7 +290,7 @@ void OwnerLinks::Lose(Link& link, const absl::Status& cause, Finished* out) {
   const ChannelStats stats = link.channel->stats();
   closed_bytes_in_ += stats.bytes_in;
   closed_bytes_out_ += stats.bytes_out;
-  if (!stopping_) {
+  if (!stopping_ && !link.gone) {
     LogWarning("worker", self_name_, ": lost ", link.info.name, " at ", link.info.data_address,
                ": ", cause.message());
   }
@@ -310,7 +315,9 @@ void OwnerLinks::Run() {
       if (stopping_) return;
       wanted_ = false;
     }
+    DropGone();
     OpenMissing();
+    TellOfOutages();
     bool more = false;
     {
       MutexLock lock(&mutex_);
@@ -332,7 +339,8 @@ void OwnerLinks::OpenMissing() {
   MutexLock lock(&mutex_);
   const Ticks now = Clock::Real().Now();
   for (auto& [node, link] : links_) {
-    if (stopping_ || link.channel != nullptr || link.opening || link.next_try > now) continue;
+    const bool missing = link.channel == nullptr && !link.gone && !link.opening;
+    if (stopping_ || !missing || link.next_try > now) continue;
     if (link.opener.joinable()) link.opener.join();  // its last act was to say that it is done
     link.opening = true;
     link.opener = std::thread([this, info = link.info] { Open(info); });
@@ -349,7 +357,7 @@ void OwnerLinks::Open(const ServerInfo& info) {
     Link& link = links_.at(info.node);
     if (stopping_) {
       unwanted = stopped_with_;
-    } else if (!(link.info == info)) {
+    } else if (link.gone || !(link.info == info)) {
       unwanted = absl::AbortedError("the owner moved to another address");
     } else if (channel.ok()) {
       link.channel = *channel;
@@ -367,6 +375,65 @@ void OwnerLinks::Open(const ServerInfo& info) {
   links_.at(info.node).opening = false;
   wanted_ = true;
   wake_.Signal();
+}
+
+void OwnerLinks::DropGone() {
+  std::vector<std::shared_ptr<Channel>> channels;
+  Finished finished;
+  {
+    MutexLock lock(&mutex_);
+    for (auto it = links_.begin(); it != links_.end();) {
+      Link& link = it->second;
+      if (!link.gone) {
+        ++it;
+        continue;
+      }
+      const auto pending = link.pending;
+      for (const auto& [sequence, op] : pending) AnswerNotOwner(op, &finished);
+      if (link.channel != nullptr) channels.push_back(link.channel);
+      if (link.channel != nullptr || link.opening) {
+        ++it;  // until that has come to its end
+        continue;
+      }
+      if (link.opener.joinable()) link.opener.join();
+      it = links_.erase(it);
+    }
+  }
+  for (auto& channel : channels) channel->Close(absl::CancelledError("it owns nothing any more"));
+  Tell(finished);
+}
+
+void OwnerLinks::AnswerNotOwner(const std::shared_ptr<ChunkOp>& op, Finished* out) {
+  op->reply = {};
+  op->reply.status = FrameStatus::kNotOwner;
+  Finish(op, absl::OkStatus(), out);
+}
+
+void OwnerLinks::TellOfOutages() {
+  struct Outage {
+    ServerInfo peer;
+    Ticks since;
+    std::string cause;
+  };
+  std::vector<Outage> outages;
+  {
+    MutexLock lock(&mutex_);
+    const Ticks now = Clock::Real().Now();
+    for (auto& [node, link] : links_) {
+      if (link.channel != nullptr || link.pending.empty()) {
+        link.down_since = Ticks();
+        link.said_down = false;
+        continue;
+      }
+      if (link.down_since == Ticks()) link.down_since = now;
+      const Ticks since = now - link.down_since;
+      if (since < kDownAfter || std::exchange(link.said_down, true)) continue;
+      outages.push_back({link.info, since, std::string(link.last_error.message())});
+    }
+  }
+  for (const Outage& outage : outages) {
+    listener_->OnLinkDown(outage.peer, outage.since, outage.cause);
+  }
 }
 
 std::string OwnerLinks::Describe(NodeId owner) const {

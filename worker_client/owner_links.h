@@ -57,12 +57,15 @@ class OwnerLinks final : public FrameSink {
     // Once per issued operation. OK: `op->reply` is the owner's answer (whatever its status
     // field says) and its payload is in `out`. Not OK: given up, with the cause.
     virtual void OnOutcome(const std::shared_ptr<ChunkOp>& op, const absl::Status& status) = 0;
+    // Operations wait for an owner that cannot be reached since so long; once per outage.
+    virtual void OnLinkDown(const ServerInfo& peer, Ticks since, const std::string& cause) = 0;
   };
 
   OwnerLinks(Transport* transport, const PeerIdentity& self, const ChannelKey& key,
              std::string self_name, Listener* listener);
   ~OwnerLinks() override;
 
+  // All that own a chunk. What waits for one that is not among them is answered kNotOwner.
   void SetOwners(const std::vector<ServerInfo>& owners);
   void Issue(std::shared_ptr<ChunkOp> op);
   // Gives an operation up; its outcome is `cause` once no channel holds its memory.
@@ -95,6 +98,9 @@ class OwnerLinks final : public FrameSink {
     uint32_t tries = 0;
     bool opening = false;  // a thread of its own is in Connect
     std::thread opener;
+    bool gone = false;  // owns nothing any more
+    Ticks down_since;   // 0: up, or nothing waits
+    bool said_down = false;
   };
   struct Outgoing {
     std::shared_ptr<Channel> channel;
@@ -106,6 +112,9 @@ class OwnerLinks final : public FrameSink {
   void Run();
   void OpenMissing() EXCLUDES(mutex_);
   void Open(const ServerInfo& info) EXCLUDES(mutex_);
+  void DropGone() EXCLUDES(mutex_);
+  void TellOfOutages() EXCLUDES(mutex_);
+  void AnswerNotOwner(const std::shared_ptr<ChunkOp>& op, Finished* out) REQUIRES(mutex_);
   Outgoing Prepare(Link& link, const std::shared_ptr<ChunkOp>& op) REQUIRES(mutex_);
   // What of `link` can be sent now.
   void CollectSends(Link& link, std::vector<Outgoing>* out) REQUIRES(mutex_);

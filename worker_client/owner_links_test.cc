@@ -118,6 +118,10 @@ class OwnerLinksTest : public testing::Test, protected OwnerLinks::Listener {
     MutexLock lock(&mutex_);
     outcomes_.emplace_back(op, status);
   }
+  void OnLinkDown(const ServerInfo& peer, Ticks since, const std::string& cause) override {
+    MutexLock lock(&mutex_);
+    outages_.push_back(absl::StrCat(peer.name, ": ", cause));
+  }
   std::vector<std::pair<std::shared_ptr<ChunkOp>, absl::Status>> outcomes() {
     MutexLock lock(&mutex_);
     return outcomes_;
@@ -143,6 +147,7 @@ class OwnerLinksTest : public testing::Test, protected OwnerLinks::Listener {
   OwnerLinks links_{&transport_, PeerIdentity{}, ChannelKey{}, "w0", this};
   Mutex mutex_;
   std::vector<std::pair<std::shared_ptr<ChunkOp>, absl::Status>> outcomes_ GUARDED_BY(mutex_);
+  std::vector<std::string> outages_ GUARDED_BY(mutex_);
 };
 
 TEST_F(OwnerLinksTest, ABrokenChannelsOperationsAreSentOnTheNextOne) {
@@ -296,12 +301,27 @@ TEST_F(OwnerLinksTest, AnOperationGivenUpWhileItsReplyArrivesEndsWithThePiece) {
   EXPECT_TRUE(absl::IsDeadlineExceeded(outcomes()[0].second));
 }
 
-TEST_F(OwnerLinksTest, AnOwnerOfNoPlanIsAnError) {
+TEST_F(OwnerLinksTest, OneThatOwnsNothingAnswersNotOwnerHere) {
   auto op = std::make_shared<ChunkOp>();
   op->owner = NodeId(99);
   links_.Issue(op);
   ASSERT_EQ(outcomes().size(), 1u);
-  EXPECT_TRUE(absl::IsInternal(outcomes()[0].second));
+  EXPECT_TRUE(outcomes()[0].second.ok());
+  EXPECT_EQ(op->reply.status, FrameStatus::kNotOwner);
+}
+
+// A drained server is left: what waits for it is asked of the new owner.
+TEST_F(OwnerLinksTest, WhatWaitsForAnOwnerThatIsNoneAnyMoreIsGivenBack) {
+  auto channel = transport_.ChannelNumber(0);
+  const auto op = Issue();
+  HandChannel::Message message = channel->Next();
+  message.done(absl::OkStatus());
+  links_.SetOwners({});
+  while (!channel->close_asked()) std::this_thread::yield();
+  ASSERT_EQ(outcomes().size(), 1u);
+  EXPECT_TRUE(outcomes()[0].second.ok());
+  EXPECT_EQ(op->reply.status, FrameStatus::kNotOwner);
+  channel->sink().OnClosed(*channel, absl::CancelledError("closed"));
 }
 
 }  // namespace

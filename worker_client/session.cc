@@ -1,5 +1,7 @@
 #include "worker_client/session.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -16,6 +18,8 @@ namespace {
 constexpr Ticks kJoinPause = Milliseconds(100);
 constexpr Ticks kJoinTimeout = Seconds(5);
 constexpr Ticks kLastBoundaryPatience = Seconds(5);
+constexpr Ticks kWaitingLook = Milliseconds(500);
+constexpr Ticks kSayWaitingAfter = Seconds(1);
 
 Ticks Now() { return Clock::Real().Now(); }
 
@@ -45,6 +49,7 @@ SessionImpl::~SessionImpl() {
     control_wake_.SignalAll();
     timer_wake_.SignalAll();
   }
+  heartbeat_.reset();
   if (control_thread_.joinable()) control_thread_.join();
   if (timer_thread_.joinable()) timer_thread_.join();
   std::vector<Retry> retries;
@@ -80,6 +85,9 @@ absl::Status SessionImpl::Start() {
     group_.emplace(joined_.self.node);
     step_began_ = reported_at_ = Now();
   }
+  heartbeat_ = std::make_unique<HeartbeatThread>(
+      control_->Another(), joined_.self, Milliseconds(joined_.heartbeat_interval_ms),
+      [this](const absl::Status& cause) { OnRefused(cause); });
   OpenWatch();
   control_thread_ = std::thread([this] { RunControl(); });
   timer_thread_ = std::thread([this] { RunTimer(); });
@@ -94,6 +102,7 @@ absl::Status SessionImpl::JoinJob(Ticks deadline) {
   request.labels = options_.labels;
   request.job = options_.job;
   request.index = options_.index;
+  request.process_id = static_cast<uint64_t>(getpid());
   bool said = false;
   while (true) {
     auto reply = control_->Join(request, kJoinTimeout);
@@ -116,8 +125,14 @@ absl::Status SessionImpl::JoinJob(Ticks deadline) {
 
 absl::Status SessionImpl::WaitFormed(Ticks deadline) {
   MutexLock lock(&mutex_);
+  const Ticks say_at = Now() + kSayWaitingAfter;
+  bool said = false;
   while (failed_.ok() && !(have_plan_ && group_->in_group())) {
     const Ticks now = Now();
+    if (now >= say_at && !std::exchange(said, true)) {
+      LogInfo("worker", options_.worker_name, ": joined; waiting for job '", options_.job.name,
+              "' to take it in (", options_.job.workers, " workers expected at the start)");
+    }
     if (now >= deadline) {
       return absl::DeadlineExceededError(absl::StrCat(
           "worker '", options_.worker_name, "' waited for job '", options_.job.name, "' to form (",
@@ -125,7 +140,7 @@ absl::Status SessionImpl::WaitFormed(Ticks deadline) {
           have_plan_ && !plan_.reason.empty() ? plan_.reason
                                               : std::string("others have not joined")));
     }
-    changed_.WaitFor(&mutex_, deadline - now);
+    changed_.WaitFor(&mutex_, said ? deadline - now : std::min(deadline, say_at) - now);
   }
   return failed_;
 }
@@ -198,6 +213,40 @@ OperationHandle SessionImpl::PullStart(Tensor& held, const OpRequest& request) {
 
 // ---- Steps --------------------------------------------------------------------------------------
 
+std::set<NodeId> SessionImpl::Owners() const {
+  std::set<NodeId> owners;
+  for (const Tensor& tensor : tensors_) {
+    for (const PlacedChunk& chunk : tensor.chunks) owners.insert(chunk.owner);
+  }
+  return owners;
+}
+
+std::vector<std::shared_ptr<ChunkOp>> SessionImpl::MakeBoundary(const std::set<NodeId>& owners,
+                                                                Step first, Step last,
+                                                                Samples unused, Ticks patience,
+                                                                uint64_t* id) {
+  const bool wait = patience > Ticks(0);
+  auto pending = std::make_shared<Pending>();
+  *id = next_operation_++;
+  pending->kind = FrameKind::kBoundary;
+  pending->deadline = wait ? std::min(Deadline(), Now() + patience) : Deadline();
+  pending->internal = !wait;
+  for (NodeId owner : owners) {
+    auto op = std::make_shared<ChunkOp>();
+    op->owner = owner;
+    op->header = BaseHeader();
+    op->header.kind = FrameKind::kBoundary;
+    op->header.step = first;
+    op->header.origin_step = last;
+    op->header.samples = unused;
+    op->tag = *id;
+    pending->ops.push_back(op);
+  }
+  pending->remaining = pending->ops.size();
+  pending_.emplace(*id, pending);
+  return pending->ops;
+}
+
 absl::Status SessionImpl::SendBoundary(Step first, Step last, Samples unused, Ticks patience) {
   const bool wait = patience > Ticks(0);
   std::vector<std::shared_ptr<ChunkOp>> ops;
@@ -205,30 +254,10 @@ absl::Status SessionImpl::SendBoundary(Step first, Step last, Samples unused, Ti
   {
     MutexLock lock(&mutex_);
     if (!failed_.ok()) return failed_;
-    std::set<NodeId> owners;
-    for (const Tensor& tensor : tensors_) {
-      for (const PlacedChunk& chunk : tensor.chunks) owners.insert(chunk.owner);
-    }
+    passed_ = last;
+    const std::set<NodeId> owners = Owners();
     if (owners.empty()) return absl::OkStatus();
-    auto pending = std::make_shared<Pending>();
-    id = next_operation_++;
-    pending->kind = FrameKind::kBoundary;
-    pending->deadline = wait ? std::min(Deadline(), Now() + patience) : Deadline();
-    pending->internal = !wait;
-    for (NodeId owner : owners) {
-      auto op = std::make_shared<ChunkOp>();
-      op->owner = owner;
-      op->header = BaseHeader();
-      op->header.kind = FrameKind::kBoundary;
-      op->header.step = first;
-      op->header.origin_step = last;
-      op->header.samples = unused;
-      op->tag = id;
-      ops.push_back(op);
-    }
-    pending->ops = ops;
-    pending->remaining = ops.size();
-    pending_.emplace(id, std::move(pending));
+    ops = MakeBoundary(owners, first, last, unused, patience, &id);
   }
   for (auto& op : ops) links_->Issue(op);
   return wait ? WaitFor(id).status() : absl::OkStatus();
@@ -257,6 +286,14 @@ absl::Status SessionImpl::AdvanceStep() {
   PACELINE_RETURN_IF_ERROR(SendBoundary(now, now, unused, Ticks(0)));
   MutexLock lock(&mutex_);
   const Ticks deadline = Deadline();
+  while (failed_.ok() && !plan_.waiting.empty()) {
+    // For as long as it takes: more workers may come.
+    if (std::exchange(said_waiting_, plan_.waiting) != plan_.waiting) {
+      LogInfo("worker", options_.worker_name, ": waits before the next step: ", plan_.waiting);
+    }
+    changed_.WaitFor(&mutex_, kWaitingLook);
+  }
+  said_waiting_.clear();
   while (failed_.ok() && !group_->MayAdvance()) {
     if (Now() >= deadline) {
       return absl::DeadlineExceededError(absl::StrCat(
@@ -385,6 +422,16 @@ absl::Status SessionImpl::Leave(const std::string& reason) {
   left_ = true;
   control_wake_.Signal();
   return absl::OkStatus();
+}
+
+std::optional<std::string> SessionImpl::asked_to_leave() const {
+  MutexLock lock(&mutex_);
+  return asked_to_leave_;
+}
+
+bool SessionImpl::declared_dead() const {
+  MutexLock lock(&mutex_);
+  return declared_dead_;
 }
 
 Step SessionImpl::step() const {

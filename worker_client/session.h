@@ -165,6 +165,15 @@ class Session {
   // Leaves at a step boundary: unused samples go back, the group goes on without this worker.
   virtual absl::Status Leave(const std::string& reason) = 0;
 
+  // The reason, once an operator asked this worker to leave; the program calls Leave after its
+  // step.
+  virtual std::optional<std::string> asked_to_leave() const = 0;
+
+  // True when calls fail because the scheduler declared this incarnation dead (it was stopped or
+  // cut off for longer than failure_timeout). The job goes on; connect again under the same name to
+  // take part in it with current weights.
+  virtual bool declared_dead() const = 0;
+
   virtual JobId job() const = 0;
   virtual JobRank rank() const = 0;
   virtual NodeId node() const = 0;

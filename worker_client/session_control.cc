@@ -20,20 +20,31 @@ Ticks Now() { return Clock::Real().Now(); }
 
 }  // namespace
 
+absl::StatusOr<NodeReply> SessionImpl::CallScheduler(const NodeRequest& request) {
+  return CallScheduler(request, options_.deadline);
+}
+
 Ticks SessionImpl::Deadline() const { return Now() + options_.deadline; }
 
 // A scheduler that is away or busy is waited for: it recovers, and training goes on meanwhile.
-absl::StatusOr<NodeReply> SessionImpl::CallScheduler(const NodeRequest& request) {
-  const Ticks deadline = Deadline();
+absl::StatusOr<NodeReply> SessionImpl::CallScheduler(const NodeRequest& request, Ticks timeout) {
+  const Ticks deadline = Now() + timeout;
   while (true) {
     const Ticks left = std::max(deadline - Now(), kSchedulerPause);
     absl::StatusOr<NodeReply> reply = control_->Call(joined_.self, request, left);
+    if (absl::IsFailedPrecondition(reply.status())) AskWhetherDead();
     if (!IsWorthRetrying(reply.status()) || Now() + kSchedulerPause > deadline) return reply;
     MutexLock lock(&mutex_);
     if (!failed_.ok()) return failed_;
     if (closing_) return absl::CancelledError("the session was closed");
     changed_.WaitFor(&mutex_, kSchedulerPause);
   }
+}
+
+// Whether a refusal was of this incarnation, and not of what it asked.
+void SessionImpl::AskWhetherDead() {
+  const absl::Status status = control_->Call(joined_.self, Heartbeat{}, kControlTimeout).status();
+  if (absl::IsFailedPrecondition(status)) OnRefused(status);
 }
 
 void SessionImpl::Fail(absl::Status status) {
@@ -59,10 +70,42 @@ void SessionImpl::Apply(const PlanDirective& directive) {
   if (std::exchange(new_stream_, false)) group_->OnNewStream();
   group_->OnPlan(plan_);
   links_->SetOwners(plan_.servers);
+  FollowOwners();
   if (plan_.state == JobState::kStopped) {
     Fail(absl::AbortedError(
         absl::StrCat("job '", plan_.spec.name, "' was stopped: ", plan_.reason)));
   }
+}
+
+// Chunks may have moved. An owner that is new here has missed which steps this member is done with.
+void SessionImpl::FollowOwners() {
+  std::set<NodeId> newcomers;
+  const std::set<NodeId> before = Owners();
+  for (Tensor& tensor : tensors_) {
+    const TensorPlan* const placed = tensor.id ? FindTensor(plan_, *tensor.id) : nullptr;
+    if (placed == nullptr) continue;
+    for (size_t i = 0; i < tensor.chunks.size() && i < placed->owners.size(); ++i) {
+      tensor.chunks[i].owner = placed->owners[i];
+      if (before.count(placed->owners[i]) == 0) newcomers.insert(placed->owners[i]);
+    }
+  }
+  if (newcomers.empty() || !passed_ || !group_->in_group()) return;
+  uint64_t id = 0;
+  for (auto& op : MakeBoundary(newcomers, *passed_, *passed_, Samples(0), Ticks(0), &id)) {
+    retries_.push_back({Now(), op});
+  }
+  timer_wake_.Signal();
+}
+
+void SessionImpl::OnLinkDown(const ServerInfo& peer, Ticks since, const std::string& cause) {
+  MutexLock lock(&mutex_);
+  if (closing_ || left_) return;
+  LogWarning("worker", options_.worker_name, ": the link to ", peer.name, " at ", peer.data_address,
+             " is down since ", since.value() / 1'000'000,
+             " ms while operations wait for it: ", cause);
+  outbox_.push_back(
+      LinkDownRequest{peer.node, static_cast<uint32_t>(since.value() / 1'000'000), cause});
+  control_wake_.Signal();
 }
 
 void SessionImpl::Apply(const PrepareDirective& directive) {
@@ -90,9 +133,9 @@ void SessionImpl::Apply(const AbortDirective& directive) { group_->OnAbort(direc
 
 void SessionImpl::Apply(const FenceDirective& directive) {
   if (directive.dead == joined_.self) {
-    Fail(absl::FailedPreconditionError(
+    declared_dead_ = true;
+    return Fail(absl::FailedPreconditionError(
         absl::StrCat("this worker was declared dead: ", directive.reason)));
-    return;
   }
   group_->OnFence(directive);
 }
@@ -122,7 +165,11 @@ void SessionImpl::Apply(const EndJobDirective& directive) {
   Fail(absl::AbortedError(absl::StrCat("job '", options_.job.name, "' ended: ", directive.reason)));
 }
 
-// ---- Heartbeats, reports, acks ------------------------------------------------------------------
+void SessionImpl::Apply(const RemoveDirective& directive) {
+  if (directive.job == joined_.job) asked_to_leave_ = directive.reason;
+}
+
+// ---- Reports, acks ------------------------------------------------------------------------------
 
 void SessionImpl::OpenWatch() {
   {
@@ -142,6 +189,10 @@ void SessionImpl::OnStreamClosed(const absl::Status& cause) {
     gone_ = true;
     changed_.SignalAll();
     return;
+  }
+  if (absl::IsFailedPrecondition(cause)) {
+    declared_dead_ = true;
+    return Fail(cause);
   }
   if (!std::exchange(away_, true)) {
     LogWarning("worker", options_.worker_name, ": watch stream of ", control_->Peer(),
@@ -173,14 +224,13 @@ bool SessionImpl::SendQueued() {
 }
 
 void SessionImpl::RunControl() {
-  Ticks next_heartbeat = Now() + Milliseconds(joined_.heartbeat_interval_ms);
   bool pause = false;  // the scheduler is away: do not spin until it is back
   while (true) {
     bool reopen = false;
     {
       MutexLock lock(&mutex_);
       if (closing_) return;
-      const Ticks until = pause ? Now() + kReopenPause : next_heartbeat;
+      const Ticks until = pause ? Now() + kReopenPause : reported_at_ + kReportInterval;
       const auto idle = [this]() NO_THREAD_SAFETY_ANALYSIS {
         return outbox_.empty() && !report_now_ && !watch_lost_;
       };
@@ -195,34 +245,32 @@ void SessionImpl::RunControl() {
       control_->StopWatch();
       OpenWatch();
     }
-    const bool sent = SendQueued() && ReportOrBeat(&next_heartbeat);
+    const bool sent = SendQueued() && SendReport();
     pause = reopen || !sent;
   }
 }
 
 // False when the scheduler is away.
-bool SessionImpl::ReportOrBeat(Ticks* next_heartbeat) {
-  bool report = false;
+bool SessionImpl::SendReport() {
   {
     MutexLock lock(&mutex_);
-    report = std::exchange(report_now_, false) && !left_;
+    if (!std::exchange(report_now_, false) || left_) return true;
   }
-  absl::Status status;
-  if (report) {
-    status = control_->Call(joined_.self, MakeReport(), kControlTimeout).status();
-  } else if (Now() >= *next_heartbeat) {
-    status = control_->Call(joined_.self, Heartbeat{}, kControlTimeout).status();
-  } else {
-    return true;
-  }
-  *next_heartbeat = Now() + Milliseconds(joined_.heartbeat_interval_ms);
+  const absl::Status status = control_->Call(joined_.self, MakeReport(), kControlTimeout).status();
+  if (absl::IsFailedPrecondition(status)) OnRefused(status);
   MutexLock lock(&mutex_);
   if (status.ok() && !watch_lost_ && std::exchange(away_, false)) {
     LogInfo("worker", options_.worker_name, ": ", control_->Peer(), " is back");
   }
-  // To one that is leaving it says that it has left.
-  if (absl::IsFailedPrecondition(status) && !left_ && !leaving_) Fail(status);
   return !IsWorthRetrying(status);
+}
+
+void SessionImpl::OnRefused(const absl::Status& cause) {
+  MutexLock lock(&mutex_);
+  // To one that is leaving it says that it has left.
+  if (left_ || leaving_) return;
+  declared_dead_ = true;
+  Fail(cause);
 }
 
 WorkerReport SessionImpl::MakeReport() {

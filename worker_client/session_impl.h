@@ -1,9 +1,9 @@
 // The session behind session.h. Split over session.cc (joining, steps, leaving),
 // session_tensors.cc (from registration to first weights), session_ops.cc (operations) and
-// session_control.cc (directives, heartbeats, samples).
+// session_control.cc (directives, reports, samples).
 //
 // Threads: the caller's; the control client's watch thread (directives); `control_thread_`
-// (heartbeats, reports, acks: calls that block on the scheduler); `timer_thread_` (retries and
+// (reports, acks: calls that block on the scheduler); the heartbeat's; `timer_thread_` (retries and
 // deadlines); I/O threads (outcomes). One mutex guards the state; no call to the scheduler and no
 // OwnerLinks::Issue is made with it held.
 #pragma once
@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "common/runtime/mutex.h"
+#include "control/heartbeat.h"
 #include "plan/group_tracker.h"
 #include "plan/messages.h"
 #include "plan/partitioner.h"
@@ -58,6 +59,8 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   absl::StatusOr<std::string> Checkpoint(const std::string& directory) override;
   void ReportProgress(const std::map<std::string, double>& metrics) override;
   absl::Status Leave(const std::string& reason) override;
+  std::optional<std::string> asked_to_leave() const override;
+  bool declared_dead() const override;
 
   JobId job() const override { return joined_.job; }
   JobRank rank() const override { return joined_.rank; }
@@ -117,6 +120,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   // session_tensors.cc
   absl::Status AwaitPrepared() REQUIRES(mutex_);
   absl::Status RegisterBatch(const std::vector<uint32_t>& batch);
+  absl::StatusOr<NodeReply> AwaitPlacement(const RegisterTensorsRequest& request);
   absl::Status AwaitSealed(const std::vector<uint32_t>& batch);
   absl::Status WriteInitial(const std::vector<uint32_t>& batch);
   absl::Status StartRound(const std::vector<uint32_t>& batch);
@@ -128,6 +132,10 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   void DropStartWeights() EXCLUDES(mutex_);
   // Waits for the answers up to `patience`, or not at all when it is 0.
   absl::Status SendBoundary(Step first, Step last, Samples unused, Ticks patience);
+  std::vector<std::shared_ptr<ChunkOp>> MakeBoundary(const std::set<NodeId>& owners, Step first,
+                                                     Step last, Samples unused, Ticks patience,
+                                                     uint64_t* id) REQUIRES(mutex_);
+  std::set<NodeId> Owners() const REQUIRES(mutex_);
   void ReturnUnused() EXCLUDES(mutex_);
   absl::Status CoverUntilGone() EXCLUDES(mutex_);
 
@@ -149,6 +157,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   FrameHeader BaseHeader() const REQUIRES(mutex_);
   void OnOutcome(const std::shared_ptr<ChunkOp>& op, const absl::Status& status) override;
   static void CallBack(const Pending& finished);
+  void OnLinkDown(const ServerInfo& peer, Ticks since, const std::string& cause) override;
   // False when the operation is to be sent again.
   bool Settle(Pending& pending, ChunkOp& op, const absl::Status& status) REQUIRES(mutex_);
   absl::Status FromReply(const Pending& pending, const ChunkOp& op) REQUIRES(mutex_);
@@ -163,6 +172,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   // "PushPull of tensor 'w' chunk 0 in step 3".
   std::string NameOp(const Pending& pending, const ChunkOp& op) const REQUIRES(mutex_);
   std::string DescribeOp(const Pending& pending, const ChunkOp& op) const REQUIRES(mutex_);
+  void FollowOwner(ChunkOp& op) REQUIRES(mutex_);
   std::vector<std::shared_ptr<ChunkOp>> TakeDueRetries(Ticks now) REQUIRES(mutex_);
   std::vector<Late> TakeLate(Ticks now) REQUIRES(mutex_);
   void RunTimer();
@@ -170,6 +180,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   // session_control.cc
   void OnDirective(const Directive& directive);
   void Apply(const PlanDirective& directive) REQUIRES(mutex_);
+  void FollowOwners() REQUIRES(mutex_);
   void Apply(const PrepareDirective& directive) REQUIRES(mutex_);
   void Apply(const CommitDirective& directive) REQUIRES(mutex_);
   void Apply(const AbortDirective& directive) REQUIRES(mutex_);
@@ -178,9 +189,12 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   void Apply(const CutDirective&) REQUIRES(mutex_) {}
   void Apply(const RecallSamplesDirective& directive) REQUIRES(mutex_);
   void Apply(const EndJobDirective& directive) REQUIRES(mutex_);
+  void Apply(const RemoveDirective& directive) REQUIRES(mutex_);
   void OnStreamClosed(const absl::Status& cause) EXCLUDES(mutex_);
   void RunControl();
-  bool ReportOrBeat(Ticks* next_heartbeat) EXCLUDES(mutex_);
+  bool SendReport() EXCLUDES(mutex_);
+  void OnRefused(const absl::Status& cause) EXCLUDES(mutex_);
+  void AskWhetherDead() EXCLUDES(mutex_);
   // False when the scheduler is away; the rest stays queued.
   bool SendQueued() EXCLUDES(mutex_, send_mutex_);
   void OpenWatch();
@@ -188,6 +202,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   bool ReturnsQueued() const REQUIRES(mutex_);
   absl::Status Refill(uint32_t count);
   absl::StatusOr<NodeReply> CallScheduler(const NodeRequest& request);
+  absl::StatusOr<NodeReply> CallScheduler(const NodeRequest& request, Ticks timeout);
   void Fail(absl::Status status) REQUIRES(mutex_);
   Ticks Deadline() const;
 
@@ -205,13 +220,17 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   bool leaving_ GUARDED_BY(mutex_) = false;  // the scheduler was told
   bool gone_ GUARDED_BY(mutex_) = false;     // its watch stream ended for that
   bool left_ GUARDED_BY(mutex_) = false;
+  std::string said_waiting_ GUARDED_BY(mutex_);
+  std::optional<std::string> asked_to_leave_ GUARDED_BY(mutex_);
+  bool declared_dead_ GUARDED_BY(mutex_) = false;
   absl::Status failed_ GUARDED_BY(mutex_);  // ends every operation and call
   Plan plan_ GUARDED_BY(mutex_);
   bool have_plan_ GUARDED_BY(mutex_) = false;
   std::optional<GroupTracker> group_ GUARDED_BY(mutex_);
   std::vector<Tensor> tensors_ GUARDED_BY(mutex_);
   bool preparing_ GUARDED_BY(mutex_) = false;
-  bool started_ GUARDED_BY(mutex_) = false;  // the start step is over
+  bool started_ GUARDED_BY(mutex_) = false;        // the start step is over
+  std::optional<Step> passed_ GUARDED_BY(mutex_);  // owners were told: nothing more up to here
   uint64_t next_operation_ GUARDED_BY(mutex_) = 1;
   std::map<uint64_t, std::shared_ptr<Pending>> pending_ GUARDED_BY(mutex_);
   std::vector<Retry> retries_ GUARDED_BY(mutex_);
@@ -239,6 +258,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   Epoch epoch_ GUARDED_BY(mutex_);
   double progress_ GUARDED_BY(mutex_) = 0;
 
+  std::unique_ptr<HeartbeatThread> heartbeat_;
   std::thread control_thread_;
   std::thread timer_thread_;
 };

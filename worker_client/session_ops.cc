@@ -203,6 +203,9 @@ bool SessionImpl::Settle(Pending& pending, ChunkOp& op, const absl::Status& stat
       return true;
     }
   }
+  // A Boundary to one that owns nothing any more is of no use to anybody.
+  const bool moot = pending.kind == FrameKind::kBoundary && reply.status == FrameStatus::kNotOwner;
+  if (moot) return true;
   if (reply.status == FrameStatus::kNotYet || reply.status == FrameStatus::kOldGeneration ||
       reply.status == FrameStatus::kNotOwner) {
     if (!failed_.ok() || !pending.status.ok()) {
@@ -259,6 +262,7 @@ absl::Status SessionImpl::FromReply(const Pending& pending, const ChunkOp& op) {
                  ": the gradient holds NaN or infinity and was left out");
       return absl::OkStatus();
     case FrameStatus::kFenced:
+      declared_dead_ = true;
       return absl::FailedPreconditionError(
           absl::StrCat(said, ": this worker was declared dead; connect again"));
     case FrameStatus::kJobEnded:
@@ -337,11 +341,19 @@ absl::Status SessionImpl::WaitForEach(const std::vector<uint64_t>& ids) {
   return first;
 }
 
+// Where the chunk of an operation lives now.
+void SessionImpl::FollowOwner(ChunkOp& op) {
+  const auto pending = pending_.find(op.tag);
+  if (pending == pending_.end() || pending->second->kind == FrameKind::kBoundary) return;
+  op.owner = tensors_[pending->second->tensor].chunks[op.index].owner;
+}
+
 std::vector<std::shared_ptr<ChunkOp>> SessionImpl::TakeDueRetries(Ticks now) {
   std::vector<std::shared_ptr<ChunkOp>> due;
   std::erase_if(retries_, [&](const Retry& retry) NO_THREAD_SAFETY_ANALYSIS {
     if (retry.due > now) return false;
     retry.op->header.job_generation = plan_.generation;
+    FollowOwner(*retry.op);
     due.push_back(retry.op);
     return true;
   });

@@ -3,10 +3,13 @@
 
 #include "common/base/status.h"
 #include "common/runtime/clock.h"
+#include "common/runtime/log.h"
 #include "worker_client/session_impl.h"
 
 namespace paceline {
 namespace {
+
+constexpr Ticks kPlacementLook = Seconds(1);
 
 Ticks Now() { return Clock::Real().Now(); }
 
@@ -98,13 +101,28 @@ absl::Status SessionImpl::WaitReady() {
   return status;
 }
 
+// Answered once servers own the tensors; until one has joined there is nobody who could.
+absl::StatusOr<NodeReply> SessionImpl::AwaitPlacement(const RegisterTensorsRequest& request) {
+  const Ticks deadline = Now() + options_.start_deadline;
+  bool said = false;
+  while (true) {
+    const Ticks left = deadline - Now();
+    absl::StatusOr<NodeReply> reply = CallScheduler(request, std::min(left, kPlacementLook));
+    if (!absl::IsDeadlineExceeded(reply.status()) || left <= kPlacementLook) return reply;
+    if (!std::exchange(said, true)) {
+      LogInfo("worker", options_.worker_name, ": waiting for the servers to take ",
+              request.tensors.size(), " tensors; no server has joined yet, or one is slow");
+    }
+  }
+}
+
 absl::Status SessionImpl::RegisterBatch(const std::vector<uint32_t>& batch) {
   RegisterTensorsRequest request;
   {
     MutexLock lock(&mutex_);
     for (uint32_t i : batch) request.tensors.push_back(tensors_[i].spec);
   }
-  PACELINE_ASSIGN_OR_RETURN(NodeReply reply, CallScheduler(request));
+  PACELINE_ASSIGN_OR_RETURN(const NodeReply reply, AwaitPlacement(request));
   const auto* placed = std::get_if<RegisterTensorsReply>(&reply);
   if (placed == nullptr || placed->ids.size() != batch.size()) {
     return absl::InternalError("the scheduler answered RegisterTensors oddly");

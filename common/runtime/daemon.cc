@@ -1,9 +1,17 @@
 #include "common/runtime/daemon.h"
 
+#include <poll.h>
 #include <signal.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
+#include <cstddef>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/numbers.h"
 #include "common/base/check.h"
 #include "common/base/status.h"
 
@@ -28,6 +36,48 @@ EndSignals::~EndSignals() { close(fd_); }
 void EndSignals::Wait() {
   signalfd_siginfo info;
   while (read(fd_, &info, sizeof(info)) != sizeof(info)) {
+  }
+}
+
+bool EndSignals::WaitFor(Ticks timeout) {
+  pollfd waiting{fd_, POLLIN, 0};
+  const int ready = poll(&waiting, 1, static_cast<int>(timeout.value() / 1'000'000));
+  if (ready <= 0) return false;
+  Wait();
+  return true;
+}
+
+ServiceManager::ServiceManager(std::string socket, const std::string& watchdog_usec)
+    : socket_(std::move(socket)) {
+  int64_t usec = 0;
+  if (absl::SimpleAtoi(watchdog_usec, &usec) && usec > 0) watchdog_ = Ticks(usec * 1000);
+}
+
+void ServiceManager::Send(const std::string& message) const {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (socket_.empty() || socket_.size() >= sizeof(address.sun_path)) return;
+  std::memcpy(address.sun_path, socket_.data(), socket_.size());
+  if (socket_[0] == '@') address.sun_path[0] = 0;  // of the abstract namespace
+  const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return;
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + socket_.size());
+  // A manager that does not listen is no reason to fail.
+  (void)!sendto(fd, message.data(), message.size(), MSG_NOSIGNAL,
+                reinterpret_cast<const sockaddr*>(&address), length);
+  close(fd);
+}
+
+void ServiceManager::Ready(const std::string& status) const {
+  Send(absl::StrCat("READY=1\nSTATUS=", status));
+}
+
+void ServiceManager::Stopping() const { Send("STOPPING=1"); }
+
+void ServiceManager::WaitForSignal(EndSignals* signals, const std::function<bool()>& alive) const {
+  if (watchdog_ == Ticks(0) || socket_.empty()) return signals->Wait();
+  while (!signals->WaitFor(Ticks(watchdog_.value() / 2))) {
+    if (alive()) Send("WATCHDOG=1");
   }
 }
 

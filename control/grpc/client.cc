@@ -94,12 +94,44 @@ class WatchReader final : public grpc::ClientReadReactor<v1::Directive> {
   absl::Status broken_;
 };
 
+absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> Credentials(
+    const GrpcSecurity& security) {
+  if (!security.enabled()) return grpc::InsecureChannelCredentials();
+  grpc::SslCredentialsOptions options;
+  PACELINE_ASSIGN_OR_RETURN(options.pem_root_certs, ReadPem(security.ca, "CERTIFICATE"));
+  PACELINE_ASSIGN_OR_RETURN(options.pem_private_key, ReadPem(security.key, "PRIVATE KEY"));
+  PACELINE_ASSIGN_OR_RETURN(options.pem_cert_chain, ReadPem(security.certificate, "CERTIFICATE"));
+  return grpc::SslCredentials(options);
+}
+
+std::shared_ptr<grpc::Channel> Dial(const std::string& scheduler,
+                                    const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(kMaxReplyBytes);
+  arguments.SetMaxSendMessageSize(kMaxRequestBytes);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  // A node comes back within about a second of the scheduler's return.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kFirstReconnectMs);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kLastReconnectMs);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kLastReconnectMs);
+  // The scheduler is dialled directly: a proxy of the environment is for the outside.
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  // Each client its own connection: what one does must not hold up another of the process.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return grpc::CreateCustomChannel(scheduler, credentials, arguments);
+}
+
 class GrpcControlClient final : public ControlClient {
  public:
-  GrpcControlClient(std::string peer, const std::shared_ptr<grpc::Channel>& channel)
-      : peer_(std::move(peer)),
-        membership_(v1::Membership::NewStub(channel)),
-        operators_(v1::Operator::NewStub(channel)) {}
+  GrpcControlClient(std::string peer, std::shared_ptr<grpc::ChannelCredentials> credentials)
+      : peer_(std::move(peer)), credentials_(std::move(credentials)) {
+    const std::shared_ptr<grpc::Channel> channel = Dial(peer_, credentials_);
+    membership_ = v1::Membership::NewStub(channel);
+    operators_ = v1::Operator::NewStub(channel);
+  }
   ~GrpcControlClient() override { StopWatch(); }
 
   absl::StatusOr<JoinReply> Join(const JoinRequest& request, Ticks timeout) override {
@@ -138,6 +170,9 @@ class GrpcControlClient final : public ControlClient {
     watch_.reset();
   }
 
+  std::unique_ptr<ControlClient> Another() const override {
+    return std::make_unique<GrpcControlClient>(peer_, credentials_);
+  }
   std::string Peer() const override { return peer_; }
 
  private:
@@ -219,22 +254,31 @@ class GrpcControlClient final : public ControlClient {
     return Unary<Empty, v1::StopJobReply>(
         timeout, [&](auto* c, auto* out) { return operators_->StopJob(c, in, out); });
   }
+  absl::StatusOr<OperatorReply> Ask(const ProcessEndedRequest& request, Ticks timeout) {
+    v1::ProcessEndedRequest in;
+    ToProto(request, &in);
+    return Unary<Empty, v1::ProcessEndedReply>(
+        timeout, [&](auto* c, auto* out) { return operators_->ProcessEnded(c, in, out); });
+  }
+  absl::StatusOr<OperatorReply> Ask(const DrainServerRequest& request, Ticks timeout) {
+    v1::DrainServerRequest in;
+    ToProto(request, &in);
+    return Unary<Empty, v1::DrainServerReply>(
+        timeout, [&](auto* c, auto* out) { return operators_->DrainServer(c, in, out); });
+  }
+  absl::StatusOr<OperatorReply> Ask(const RemoveWorkerRequest& request, Ticks timeout) {
+    v1::RemoveWorkerRequest in;
+    ToProto(request, &in);
+    return Unary<Empty, v1::RemoveWorkerReply>(
+        timeout, [&](auto* c, auto* out) { return operators_->RemoveWorker(c, in, out); });
+  }
 
   const std::string peer_;
-  const std::unique_ptr<v1::Membership::Stub> membership_;
-  const std::unique_ptr<v1::Operator::Stub> operators_;
+  const std::shared_ptr<grpc::ChannelCredentials> credentials_;
+  std::unique_ptr<v1::Membership::Stub> membership_;
+  std::unique_ptr<v1::Operator::Stub> operators_;
   std::unique_ptr<WatchState> watch_;
 };
-
-absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> Credentials(
-    const GrpcSecurity& security) {
-  if (!security.enabled()) return grpc::InsecureChannelCredentials();
-  grpc::SslCredentialsOptions options;
-  PACELINE_ASSIGN_OR_RETURN(options.pem_root_certs, ReadPem(security.ca, "CERTIFICATE"));
-  PACELINE_ASSIGN_OR_RETURN(options.pem_private_key, ReadPem(security.key, "PRIVATE KEY"));
-  PACELINE_ASSIGN_OR_RETURN(options.pem_cert_chain, ReadPem(security.certificate, "CERTIFICATE"));
-  return grpc::SslCredentials(options);
-}
 
 }  // namespace
 
@@ -242,23 +286,7 @@ absl::StatusOr<std::unique_ptr<ControlClient>> MakeGrpcControlClient(const std::
                                                                      const GrpcSecurity& security) {
   AdoptGrpcLog();
   PACELINE_ASSIGN_OR_RETURN(auto credentials, Credentials(security));
-  grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(kMaxReplyBytes);
-  arguments.SetMaxSendMessageSize(kMaxRequestBytes);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  // A node comes back within about a second of the scheduler's return.
-  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kFirstReconnectMs);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kLastReconnectMs);
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kLastReconnectMs);
-  // The scheduler is dialled directly: a proxy of the environment is for the outside.
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  // Each client its own connection: what one does must not hold up another of the process.
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  auto channel = grpc::CreateCustomChannel(scheduler, credentials, arguments);
-  return std::unique_ptr<ControlClient>(new GrpcControlClient(scheduler, channel));
+  return std::unique_ptr<ControlClient>(new GrpcControlClient(scheduler, std::move(credentials)));
 }
 
 }  // namespace paceline

@@ -32,6 +32,7 @@ PACELINE_CODEC(TensorSpec, v1::TensorSpec);
 PACELINE_CODEC(Member, v1::Member);
 PACELINE_CODEC(GroupPlan, v1::GroupPlan);
 PACELINE_CODEC(ServerInfo, v1::ServerInfo);
+PACELINE_CODEC(ChunkMove, v1::ChunkMove);
 PACELINE_CODEC(TensorPlan, v1::TensorPlan);
 PACELINE_CODEC(Plan, v1::Plan);
 PACELINE_CODEC(SampleRange, v1::SampleRange);
@@ -71,6 +72,7 @@ PACELINE_CODEC(SealedDirective, v1::SealedDirective);
 PACELINE_CODEC(CutDirective, v1::CutDirective);
 PACELINE_CODEC(RecallSamplesDirective, v1::RecallSamplesDirective);
 PACELINE_CODEC(EndJobDirective, v1::EndJobDirective);
+PACELINE_CODEC(RemoveDirective, v1::RemoveDirective);
 PACELINE_CODEC(Directive, v1::Directive);
 
 // plan/operator_view.h
@@ -85,6 +87,9 @@ PACELINE_CODEC(ClusterView, v1::ClusterView);
 PACELINE_CODEC(StatusQuery, v1::GetStatusRequest);
 PACELINE_CODEC(EventsQuery, v1::ListEventsRequest);
 PACELINE_CODEC(StopJobRequest, v1::StopJobRequest);
+PACELINE_CODEC(ProcessEndedRequest, v1::ProcessEndedRequest);
+PACELINE_CODEC(RemoveWorkerRequest, v1::RemoveWorkerRequest);
+PACELINE_CODEC(DrainServerRequest, v1::DrainServerRequest);
 
 #undef PACELINE_CODEC
 

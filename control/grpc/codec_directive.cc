@@ -132,6 +132,18 @@ absl::Status FromProto(const v1::EndJobDirective& in, EndJobDirective* out) {
   return absl::OkStatus();
 }
 
+void ToProto(const RemoveDirective& in, v1::RemoveDirective* out) {
+  out->set_job(in.job.value());
+  out->set_reason(FreeText(in.reason));
+}
+
+absl::Status FromProto(const v1::RemoveDirective& in, RemoveDirective* out) {
+  PACELINE_RETURN_IF_ERROR(CheckRange("job", in.job(), 1, UINT32_MAX));
+  PACELINE_RETURN_IF_ERROR(CheckText("reason", in.reason(), kMaxText));
+  *out = {JobId(in.job()), in.reason()};
+  return absl::OkStatus();
+}
+
 void ToProto(const Directive& in, v1::Directive* out) {
   out->set_sequence(in.sequence);
   out->set_term(in.term.value());
@@ -146,6 +158,7 @@ void ToProto(const Directive& in, v1::Directive* out) {
     void operator()(const CutDirective& d) { ToProto(d, out->mutable_cut()); }
     void operator()(const RecallSamplesDirective& d) { ToProto(d, out->mutable_recall_samples()); }
     void operator()(const EndJobDirective& d) { ToProto(d, out->mutable_end_job()); }
+    void operator()(const RemoveDirective& d) { ToProto(d, out->mutable_remove()); }
   };
   std::visit(Visitor{out}, in.body);
 }
@@ -172,6 +185,8 @@ absl::Status FromProto(const v1::Directive& in, Directive* out) {
       return BodyFromProto<RecallSamplesDirective>("recall_samples", in.recall_samples(), out);
     case v1::Directive::kEndJob:
       return BodyFromProto<EndJobDirective>("end_job", in.end_job(), out);
+    case v1::Directive::kRemove:
+      return BodyFromProto<RemoveDirective>("remove", in.remove(), out);
     case v1::Directive::BODY_NOT_SET:
       break;
   }

@@ -269,6 +269,46 @@ absl::Status FromProto(const v1::StopJobRequest& in, StopJobRequest* out) {
   return absl::OkStatus();
 }
 
+void ToProto(const ProcessEndedRequest& in, v1::ProcessEndedRequest* out) {
+  out->set_job(in.job);
+  out->set_name(in.name);
+  out->set_process_id(in.process_id);
+  out->set_cause(FreeText(in.cause));
+}
+
+absl::Status FromProto(const v1::ProcessEndedRequest& in, ProcessEndedRequest* out) {
+  PACELINE_RETURN_IF_ERROR(OptionalJobName(in.job()));
+  PACELINE_RETURN_IF_ERROR(CheckName("name", in.name()));
+  PACELINE_RETURN_IF_ERROR(CheckText("cause", in.cause(), kMaxText));
+  *out = {in.job(), in.name(), in.process_id(), in.cause()};
+  return absl::OkStatus();
+}
+
+void ToProto(const DrainServerRequest& in, v1::DrainServerRequest* out) {
+  out->set_server(in.server);
+  out->set_undo(in.undo);
+}
+
+absl::Status FromProto(const v1::DrainServerRequest& in, DrainServerRequest* out) {
+  PACELINE_RETURN_IF_ERROR(CheckName("server", in.server()));
+  *out = {in.server(), in.undo()};
+  return absl::OkStatus();
+}
+
+void ToProto(const RemoveWorkerRequest& in, v1::RemoveWorkerRequest* out) {
+  out->set_job(in.job);
+  out->set_worker(in.worker);
+  out->set_reason(FreeText(in.reason));
+}
+
+absl::Status FromProto(const v1::RemoveWorkerRequest& in, RemoveWorkerRequest* out) {
+  PACELINE_RETURN_IF_ERROR(CheckName("job", in.job()));
+  PACELINE_RETURN_IF_ERROR(CheckName("worker", in.worker()));
+  PACELINE_RETURN_IF_ERROR(CheckText("reason", in.reason(), kMaxText));
+  *out = {in.job(), in.worker(), in.reason()};
+  return absl::OkStatus();
+}
+
 void ToProto(const std::vector<DecisionRecord>& in, v1::ListEventsReply* out) {
   AllToProto(in, out->mutable_events());
 }

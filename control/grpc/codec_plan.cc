@@ -197,6 +197,7 @@ void ToProto(const ServerInfo& in, v1::ServerInfo* out) {
   out->set_name(in.name);
   out->set_host(in.host);
   out->set_data_address(in.data_address);
+  out->set_key(KeyToProto(in.key));
 }
 
 absl::Status FromProto(const v1::ServerInfo& in, ServerInfo* out) {
@@ -205,7 +206,19 @@ absl::Status FromProto(const v1::ServerInfo& in, ServerInfo* out) {
   PACELINE_RETURN_IF_ERROR(CheckText("name", in.name(), kMaxName));
   PACELINE_RETURN_IF_ERROR(CheckText("host", in.host(), kMaxAddress));
   PACELINE_RETURN_IF_ERROR(CheckText("data_address", in.data_address(), kMaxAddress));
-  *out = {self.node, in.name(), self.incarnation, in.host(), in.data_address()};
+  *out = {self.node, in.name(), self.incarnation, in.host(), in.data_address(), {}};
+  return KeyFromProto("key", in.key(), &out->key);
+}
+
+void ToProto(const ChunkMove& in, v1::ChunkMove* out) {
+  out->set_tensor(in.chunk.tensor.value());
+  out->set_chunk(in.chunk.chunk.value());
+  out->set_from(in.from.value());
+  out->set_to(in.to.value());
+}
+
+absl::Status FromProto(const v1::ChunkMove& in, ChunkMove* out) {
+  *out = {{TensorId(in.tensor()), ChunkIndex(in.chunk())}, NodeId(in.from()), NodeId(in.to())};
   return absl::OkStatus();
 }
 
@@ -236,6 +249,10 @@ void ToProto(const Plan& in, v1::Plan* out) {
   AllToProto(in.groups, out->mutable_groups());
   out->set_lead_tensor(in.lead_tensor.value());
   out->set_init_writer(in.init_writer.value());
+  out->set_move(in.move);
+  AllToProto(in.moves, out->mutable_moves());
+  out->set_waiting(FreeText(in.waiting));
+  AllToProto(in.fenced, out->mutable_fenced());
 }
 
 absl::Status FromProto(const v1::Plan& in, Plan* out) {
@@ -246,12 +263,17 @@ absl::Status FromProto(const v1::Plan& in, Plan* out) {
   PACELINE_RETURN_IF_ERROR(AllFromProto("servers", in.servers(), &out->servers));
   PACELINE_RETURN_IF_ERROR(AllFromProto("tensors", in.tensors(), &out->tensors));
   PACELINE_RETURN_IF_ERROR(AllFromProto("groups", in.groups(), &out->groups));
+  PACELINE_RETURN_IF_ERROR(AllFromProto("moves", in.moves(), &out->moves));
+  PACELINE_RETURN_IF_ERROR(AllFromProto("fenced", in.fenced(), &out->fenced));
+  PACELINE_RETURN_IF_ERROR(CheckText("waiting", in.waiting(), kMaxText));
   out->job = JobId(in.job());
   out->reason = in.reason();
   out->term = Term(in.term());
   out->generation = JobGeneration(in.generation());
   out->lead_tensor = TensorId(in.lead_tensor());
   out->init_writer = NodeId(in.init_writer());
+  out->move = in.move();
+  out->waiting = in.waiting();
   return absl::OkStatus();
 }
 

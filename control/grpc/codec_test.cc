@@ -134,6 +134,10 @@ TEST(CodecTest, OperatorMessagesComeBackAsTheyWere) {
   ExpectRoundTrip<v1::GetStatusRequest>(StatusQuery{"j"});
   ExpectRoundTrip<v1::ListEventsRequest>(EventsQuery{5, 6, "j"});
   ExpectRoundTrip<v1::StopJobRequest>(StopJobRequest{"j", true, "why"});
+  ExpectRoundTrip<v1::ProcessEndedRequest>(ProcessEndedRequest{"j", "w-1", 77, "signal 9"});
+  ExpectRoundTrip<v1::ProcessEndedRequest>(ProcessEndedRequest{"", "server-0", 78, "code 1"});
+  ExpectRoundTrip<v1::DrainServerRequest>(DrainServerRequest{"server-0", true});
+  ExpectRoundTrip<v1::RemoveWorkerRequest>(RemoveWorkerRequest{"j", "w-1", "why"});
 }
 
 // ---- What is refused, and with which words ------------------------------------------------------

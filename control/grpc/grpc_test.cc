@@ -52,6 +52,9 @@ class RecordingService final : public ControlService {
     if (std::holds_alternative<StopJobRequest>(request)) {
       done(absl::NotFoundError("no job \"x\""));
     }
+    if (std::holds_alternative<ProcessEndedRequest>(request)) done(OperatorReply(Empty()));
+    if (std::holds_alternative<RemoveWorkerRequest>(request)) done(OperatorReply(Empty()));
+    if (std::holds_alternative<DrainServerRequest>(request)) done(OperatorReply(Empty()));
   }
   void OpenWatch(NodeRef from, std::shared_ptr<DirectiveSink> sink) override {
     MutexLock lock(&mutex);
@@ -143,8 +146,15 @@ TEST_F(GrpcTest, CarriesWhatAnOperatorAsks) {
   EXPECT_EQ(std::get<std::vector<DecisionRecord>>(*events), samples::Decisions());
   const auto stopped = client_->Operate(StopJobRequest{"x", true, "r"}, Seconds(30));
   EXPECT_EQ(stopped.status(), absl::NotFoundError("no job \"x\""));
-  const std::vector<OperatorRequest> expected{StatusQuery{"a"}, EventsQuery{5, 6, "a"},
-                                              StopJobRequest{"x", true, "r"}};
+  const ProcessEndedRequest ended{"x", "w-1", 77, "signal 9"};
+  EXPECT_TRUE(client_->Operate(ended, Seconds(30)).ok());
+  const RemoveWorkerRequest removed{"x", "w-1", "r"};
+  EXPECT_TRUE(client_->Operate(removed, Seconds(30)).ok());
+  const DrainServerRequest drained{"server-0", true};
+  EXPECT_TRUE(client_->Operate(drained, Seconds(30)).ok());
+  const std::vector<OperatorRequest> expected{
+      StatusQuery{"a"}, EventsQuery{5, 6, "a"}, StopJobRequest{"x", true, "r"}, ended, removed,
+      drained};
   EXPECT_TRUE(service_.operations == expected);
 }
 

@@ -69,11 +69,15 @@ inline Plan WholePlan() {
   plan.reason = "4 of 4 workers";
   plan.term = Term(8);
   plan.generation = JobGeneration(9);
-  plan.servers = {{NodeId(1), "server-0", Incarnation(2), "host-0", "10.0.0.2:7000"}};
+  plan.servers = {{NodeId(1), "server-0", Incarnation(2), "host-0", "10.0.0.2:7000", Key(9)}};
   plan.tensors = {{TensorId(4), Tensor(), {NodeId(1), NodeId(3), NodeId(1)}, true}};
   plan.groups = {Group()};
   plan.lead_tensor = TensorId(4);
   plan.init_writer = NodeId(12);
+  plan.move = 44;
+  plan.waiting = "1 of 2";
+  plan.fenced = {{NodeId(12), Incarnation(33)}};
+  plan.moves = {{{TensorId(4), ChunkIndex(1)}, NodeId(1), NodeId(3)}};
   return plan;
 }
 
@@ -152,7 +156,7 @@ inline std::vector<NodeRequest> NodeRequests() {
 // Every alternative of Directive::body, in the order of the variant.
 inline std::vector<Directive> Directives() {
   const std::map<GroupId, Step> steps{{GroupId(0), Step(10)}, {GroupId(3), Step(12)}};
-  std::vector<Directive> all(9);
+  std::vector<Directive> all(10);
   for (size_t i = 0; i < all.size(); ++i) {
     all[i].sequence = 100 + i;
     all[i].term = Term(3);
@@ -166,6 +170,7 @@ inline std::vector<Directive> Directives() {
   all[6].body = CutDirective{7, JobId(6), false, true, steps, "/tmp/cut"};
   all[7].body = RecallSamplesDirective{JobId(6)};
   all[8].body = EndJobDirective{JobId(6), true, "server-0 is gone"};
+  all[9].body = RemoveDirective{JobId(6), "its machine is wanted elsewhere"};
   return all;
 }
 

@@ -243,12 +243,26 @@ class OperatorService final : public v1::Operator::CallbackService {
                                     const v1::StopJobRequest* in, v1::StopJobReply* out) override {
     return Operate<StopJobRequest, Empty>(context, *in, out);
   }
+  grpc::ServerUnaryReactor* ProcessEnded(grpc::CallbackServerContext* context,
+                                         const v1::ProcessEndedRequest* in,
+                                         v1::ProcessEndedReply* out) override {
+    return Operate<ProcessEndedRequest, Empty>(context, *in, out);
+  }
+  grpc::ServerUnaryReactor* DrainServer(grpc::CallbackServerContext* context,
+                                        const v1::DrainServerRequest* in,
+                                        v1::DrainServerReply* out) override {
+    return Operate<DrainServerRequest, Empty>(context, *in, out);
+  }
+  grpc::ServerUnaryReactor* RemoveWorker(grpc::CallbackServerContext* context,
+                                         const v1::RemoveWorkerRequest* in,
+                                         v1::RemoveWorkerReply* out) override {
+    return Operate<RemoveWorkerRequest, Empty>(context, *in, out);
+  }
 
  private:
-  static void Fill(const Empty&, v1::StopJobReply*) {}
   template <typename T, typename Proto>
   static void Fill(const T& reply, Proto* out) {
-    ToProto(reply, out);
+    if constexpr (!std::is_same_v<T, Empty>) ToProto(reply, out);
   }
 
   template <typename Request, typename Reply, typename ProtoRequest, typename ProtoReply>

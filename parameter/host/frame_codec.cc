@@ -21,6 +21,8 @@ std::optional<OperationKind> ToKind(FrameKind kind) {
       return OperationKind::kReadState;
     case FrameKind::kWriteState:
       return OperationKind::kWriteState;
+    case FrameKind::kMoveShard:
+      return OperationKind::kMoveShard;
     default:
       return std::nullopt;
   }
@@ -44,6 +46,8 @@ FrameKind ToFrameKind(OperationKind kind) {
       return FrameKind::kReadState;
     case OperationKind::kWriteState:
       return FrameKind::kWriteState;
+    case OperationKind::kMoveShard:
+      return FrameKind::kMoveShard;
   }
   return FrameKind::kRefuse;
 }

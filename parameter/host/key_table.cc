@@ -12,13 +12,26 @@ void PeerKeyTable::Learn(JobId job, const std::vector<GroupPlan>& groups) {
   std::map<NodeId, Entry>& nodes = jobs_[job];
   for (const GroupPlan& group : groups) {
     for (const Member& member : group.members) {
-      Entry& entry = nodes[member.node];
-      const bool told = member.key != SecretKey{};
-      if (member.incarnation < entry.incarnation || !told) continue;
-      entry.incarnation = member.incarnation;
-      entry.key = member.key;
+      Take(nodes[member.node], member.incarnation, member.key, PeerRole::kWorker);
     }
   }
+}
+
+void PeerKeyTable::Learn(JobId job, const std::vector<ServerInfo>& servers) {
+  MutexLock lock(&mutex_);
+  if (ended_.contains(job)) return;
+  for (const ServerInfo& server : servers) {
+    Take(jobs_[job][server.node], server.incarnation, server.key, PeerRole::kServer);
+  }
+}
+
+void PeerKeyTable::Take(Entry& entry, Incarnation incarnation, const SecretKey& key,
+                        PeerRole role) {
+  const bool told = key != SecretKey{};
+  if (incarnation < entry.incarnation || !told) return;
+  entry.incarnation = incarnation;
+  entry.key = key;
+  entry.role = role;
 }
 
 void PeerKeyTable::Fence(JobId job, const NodeRef& dead) {
@@ -60,6 +73,9 @@ absl::StatusOr<ChannelKey> PeerKeyTable::Find(const PeerIdentity& peer) const {
   }
   if (peer.incarnation > entry.incarnation) {
     return absl::UnavailableError(absl::StrCat(who, ": no plan names this incarnation yet"));
+  }
+  if (peer.role != entry.role) {
+    return absl::PermissionDeniedError(absl::StrCat(who, ": its key is not one of that role"));
   }
   return entry.key;
 }

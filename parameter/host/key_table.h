@@ -1,4 +1,5 @@
-// Keys of the workers that may open channels to this owner, from the plans of its jobs.
+// Keys of the workers and other owners that may open channels to this owner, from the plans of its
+// jobs.
 // Thread rule: every method may be called from any thread.
 #pragma once
 
@@ -16,6 +17,7 @@ namespace paceline {
 class PeerKeyTable {
  public:
   void Learn(JobId job, const std::vector<GroupPlan>& groups) EXCLUDES(mutex_);
+  void Learn(JobId job, const std::vector<ServerInfo>& servers) EXCLUDES(mutex_);
   void Fence(JobId job, const NodeRef& dead) EXCLUDES(mutex_);
   void EndJob(JobId job) EXCLUDES(mutex_);
 
@@ -26,8 +28,11 @@ class PeerKeyTable {
   struct Entry {
     Incarnation incarnation;
     ChannelKey key{};
+    PeerRole role = PeerRole::kWorker;
     Incarnation fenced;  // this one and all before are dead
   };
+  static void Take(Entry& entry, Incarnation incarnation, const SecretKey& key, PeerRole role);
+
   static constexpr size_t kMaxEndedJobs = 1024;
 
   mutable Mutex mutex_;

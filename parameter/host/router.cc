@@ -11,6 +11,7 @@
 #include "common/runtime/mutex.h"
 #include "parameter/host/frame_codec.h"
 #include "parameter/host/key_table.h"
+#include "parameter/host/shard_mover.h"
 #include "parameter/host/shard_thread.h"
 #include "plan/chunking.h"
 
@@ -54,7 +55,10 @@ uint64_t MemoryOf(const Plan& plan, NodeId self, size_t slots) {
 
 class RouterImpl final : public Router {
  public:
-  explicit RouterImpl(const RouterOptions& options) : options_(options) {
+  explicit RouterImpl(const RouterOptions& options)
+      : options_(options),
+        mover_({options.self, options.incarnation, options.key, options.transport,
+                options.on_link_down}) {
     PACELINE_CHECK(options_.threads >= 1);
     for (uint32_t i = 0; i < options_.threads; ++i) {
       threads_.push_back(std::make_unique<ShardThread>(options_, i, &counters_));
@@ -83,12 +87,14 @@ class RouterImpl final : public Router {
   void CutAt(JobId job, const std::map<GroupId, Step>& steps,
              std::function<void(absl::StatusOr<std::vector<ChunkSnapshot>>)> done) override;
   void CutAbort(JobId job) override;
+  void StopMoving() override { mover_.Stop(); }
   ServerReport Report() override;
 
  private:
   using JobTask = std::function<absl::Status(ShardThread&, JobShards*, ParameterShard::Replies*)>;
 
   absl::StatusOr<std::shared_ptr<const PreparedPlan>> PreparePlan(const Plan& plan) const;
+  std::shared_ptr<Arrivals> ArrivalsOf(const Plan& plan) const;
   // Runs `task` on every shard thread with its part of the job (null when it has none).
   void OnEveryThread(JobId job, Done done, JobTask task) EXCLUDES(order_mutex_);
   uint32_t BusyPermille() EXCLUDES(report_mutex_);
@@ -96,6 +102,7 @@ class RouterImpl final : public Router {
   const RouterOptions options_;
   RouterCounters counters_;
   PeerKeyTable keys_;
+  ShardMover mover_;
   Mutex order_mutex_;  // directives reach every thread in one order
   Mutex report_mutex_;
   Ticks reported_at_ GUARDED_BY(report_mutex_) = Clock::Real().Now();
@@ -124,9 +131,11 @@ absl::Status RouterImpl::OnFrame(Channel& channel, const FrameHeader& header, Pa
     return absl::PermissionDeniedError(absl::StrCat(
         "frame for job ", header.job.value(), " on a channel of job ", channel.peer().job.value()));
   }
-  if (!ToOperation(header, 0)) {
+  const bool from_owner = channel.peer().role == PeerRole::kServer;
+  if (!ToOperation(header, 0) || from_owner != (header.kind == FrameKind::kMoveShard)) {
     return absl::InvalidArgumentError(absl::StrCat("an owner takes no ", Absl(Name(header.kind)),
-                                                   header.reply ? " replies" : " frames"));
+                                                   header.reply ? " replies" : " frames",
+                                                   from_owner ? " of owners" : " of workers"));
   }
   counters_.bytes_in += payload.bytes().size();
   const auto full = [] {
@@ -184,6 +193,17 @@ absl::StatusOr<std::shared_ptr<const PreparedPlan>> RouterImpl::PreparePlan(
   return prepared;
 }
 
+// Tells when every thread has the chunks that the plan brings here; null when it brings none.
+std::shared_ptr<Arrivals> RouterImpl::ArrivalsOf(const Plan& plan) const {
+  const bool comes =
+      std::any_of(plan.moves.begin(), plan.moves.end(),
+                  [this](const ChunkMove& move) { return move.to == options_.self; });
+  if (!comes || !options_.on_arrived) return nullptr;
+  return std::make_shared<Arrivals>(static_cast<uint32_t>(threads_.size()),
+                                    [tell = options_.on_arrived, job = plan.job,
+                                     move = plan.move](const absl::Status&) { tell(job, move); });
+}
+
 void RouterImpl::ApplyPlan(const Plan& plan, Done done) {
   auto prepared = PreparePlan(plan);
   if (!prepared.ok()) {
@@ -197,15 +217,23 @@ void RouterImpl::ApplyPlan(const Plan& plan, Done done) {
         "job ", plan.job.value(), ": its shards here would take more than the quota of ",
         options_.job_memory_quota, " bytes per job; raise it or add servers"));
   }
+  std::shared_ptr<Arrivals> arrived = ArrivalsOf(plan);
   OnEveryThread(plan.job, std::move(done),
-                [plan = *std::move(prepared), quota](ShardThread& t, JobShards* /*job*/,
-                                                     ParameterShard::Replies* replies) {
+                [plan = *std::move(prepared), quota, arrived, mover = &mover_](
+                    ShardThread& t, JobShards* /*job*/, ParameterShard::Replies* replies) {
                   const JobId id = plan->plan.job;
                   if (t.HasEnded(id)) return absl::OkStatus();
-                  t.FindOrAdd(id).ApplyPlan(plan, t.Now(), replies);
+                  JobShards& job = t.FindOrAdd(id);
+                  job.OnHandOver([mover](OutgoingChunk chunk) { mover->Give(std::move(chunk)); });
+                  job.ApplyPlan(plan, t.Now(), replies);
+                  if (arrived != nullptr) {
+                    job.WhenAllArrived([arrived] { arrived->Arrive(absl::OkStatus()); });
+                  }
                   return quota;
                 });
   keys_.Learn(plan.job, plan.groups);
+  keys_.Learn(plan.job, plan.servers);
+  for (const NodeRef& dead : plan.fenced) keys_.Fence(plan.job, dead);
 }
 
 // An owner is ready for new members when it can authenticate them: it parks frames of generations
@@ -251,6 +279,7 @@ void RouterImpl::Seal(const SealedDirective& directive, Done done) {
 
 void RouterImpl::EndJob(const EndJobDirective& directive, Done done) {
   keys_.EndJob(directive.job);
+  mover_.Forget(directive.job);
   OnEveryThread(directive.job, std::move(done),
                 [id = directive.job](ShardThread& t, JobShards*, ParameterShard::Replies*) {
                   t.EndJob(id);

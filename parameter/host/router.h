@@ -48,7 +48,15 @@
 namespace paceline {
 
 struct RouterOptions {
-  NodeId self;                            // the owner this router is
+  NodeId self;  // the owner this router is
+  // With which it gives chunks to other owners; without a transport it cannot.
+  Incarnation incarnation;
+  SecretKey key{};
+  Transport* transport = nullptr;  // outlives StopMoving
+  // Every chunk that the plan's moves bring here has come. Called from a shard thread.
+  std::function<void(JobId, uint64_t move)> on_arrived;
+  // A chunk cannot be given to `peer` since so long.
+  std::function<void(NodeId peer, Ticks since, const std::string& cause)> on_link_down;
   uint32_t threads = 2;                   // shard threads; a chunk belongs to one of them
   uint64_t job_memory_quota = 0;          // bytes per job; 0 = no limit
   uint64_t max_parked_bytes = 64u << 20;  // per job
@@ -77,6 +85,9 @@ class Router : public FrameSink, public KeyStore {
   virtual void CutAt(JobId job, const std::map<GroupId, Step>& steps,
                      std::function<void(absl::StatusOr<std::vector<ChunkSnapshot>>)> done) = 0;
   virtual void CutAbort(JobId job) = 0;
+
+  // Gives no further chunks away and ends the channels for it.
+  virtual void StopMoving() = 0;
 
   // What the scheduler is told: staleness and counts per job; bytes and connections. Waits for the
   // shard threads, so never called from a `done`.

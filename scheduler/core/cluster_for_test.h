@@ -159,6 +159,17 @@ class ClusterForTest {
     for (const SampleRange& r : drawn.ranges) received[draw->second] += Samples(r.end - r.begin);
   }
 
+  // Chunks arrive as soon as their new owner knows that it is one.
+  void AckMoves(const DirectiveAction& action, const PlanDirective& plan) {
+    for (const ChunkMove& move : plan.plan.moves) {
+      if (move.to != action.to.node) continue;
+      AckRequest arrived;
+      arrived.id = plan.plan.move;
+      core_->Step(now, NodeEvent{NextRequest(), action.to, std::move(arrived)});
+      return;
+    }
+  }
+
   void AckOf(const DirectiveAction& action) {
     if (silent.count(action.to.node) > 0) return;
     AckRequest ack;
@@ -170,6 +181,8 @@ class ClusterForTest {
       if (!cut->abort) ack.id = cut->cut;
       if (cut->collect) ack.applied = applied[action.to.node];
     }
+    if (const auto* plan = std::get_if<PlanDirective>(&action.directive.body))
+      AckMoves(action, *plan);
     if (ack.id == 0) return;
     ack.step = steps[action.to.node];
     core_->Step(now, NodeEvent{NextRequest(), action.to, std::move(ack)});

@@ -168,12 +168,27 @@ std::set<NodeId> Core::Impl::OwnersOf(const JobRecord& job) const {
   for (const TensorPlan& tensor : job.tensors) {
     owners.insert(tensor.owners.begin(), tensor.owners.end());
   }
+  for (const ChunkMove& move : job.moves) owners.insert(move.from);
   return owners;
 }
 
 std::optional<NodeId> Core::Impl::LeadOwnerOf(const JobRecord& job) const {
   if (job.lead_tensor.value() >= job.tensors.size()) return std::nullopt;
   return job.tensors[job.lead_tensor.value()].owners.front();
+}
+
+// The lead owner's, or of the one before until the newest has counted.
+const JobAtServer* Core::Impl::LeadReport(JobId id) const {
+  auto run = runtimes_.find(id);
+  if (run == runtimes_.end()) return nullptr;
+  const std::optional<NodeId> lead = LeadOwnerOf(state_.jobs.at(id));
+  const JobAtServer* newest = nullptr;
+  for (const auto& [server, report] : run->second.at_server) {
+    if (!report.lead) continue;
+    if (lead == server) return &report;
+    newest = &report;
+  }
+  return newest;
 }
 
 void Core::Impl::Handle(NodeEvent& event) {
@@ -274,6 +289,8 @@ void Core::Impl::TickJob(JobId id) {
   if (!job(id).active()) return;
   ServeDraws(id);
   ProposeChange(id);
+  UpdateWaiting(id);
+  ProposeMoves(id);
   if (!run.cuts.empty() && now_ - run.cuts.front().since > kCutTimeout) {
     std::string silent;
     for (NodeId owner : run.cuts.front().awaited) absl::StrAppend(&silent, " ", node(owner).name);

@@ -9,7 +9,7 @@
 //          append ready.entries durably, then send ready.replies and ready.directives
 //
 // Invariants (checked by core_property_test):
-//  1. Every chunk has exactly one owner, which never changes within a job.
+//  1. Every chunk has exactly one owner; a change of it begins a new generation of the job.
 //  2. Every live worker of a running job is in at most one group; without a change under way, in
 //     exactly one.
 //  3. Generations of a job and of each group never go back.
@@ -39,6 +39,7 @@ struct CoreLimits {
   uint32_t max_jobs = 64;               // forming or running at once
   uint32_t max_nodes = 4096;            // joined at once
   uint32_t max_finished_jobs = 32;      // kept for operators
+  uint32_t max_gone_servers = 64;       // kept for operators
   uint32_t max_decisions = 10'000;      // kept for operators
   uint32_t max_tensors = 65'536;        // of a job
   uint32_t max_chunks = 1u << 20;       // of a job
@@ -46,6 +47,8 @@ struct CoreLimits {
   uint32_t max_cuts = 16;               // checkpoints queued per job
   uint32_t max_metrics = 64;            // of a worker
   uint32_t max_worker_names = 100'000;  // that ever joined a job: their ranks are kept
+  // Chunks that move at once: their rounds wait until they have arrived, the others go on.
+  uint64_t move_bytes = 16u << 20;
 };
 
 struct CoreOptions {

@@ -79,6 +79,18 @@ Core::Impl::GroupPlans Core::Impl::WithKeysFor(const NodeRecord& to, GroupPlans 
   return groups;
 }
 
+// What came before a live incarnation is over as well.
+std::vector<NodeRef> Core::Impl::FencedOf(const JobRecord& job) const {
+  std::vector<NodeRef> fenced;
+  for (const auto& [id, record] : state_.nodes) {
+    if (record.role != Role::kWorker || record.job != job.id) continue;
+    if (record.state == scheduler::NodeState::kLeft) continue;
+    const uint64_t newest = record.incarnation.value();
+    fenced.push_back({id, Incarnation(record.live() ? newest - 1 : newest)});
+  }
+  return fenced;
+}
+
 Plan Core::Impl::PlanFor(const JobRecord& job, const NodeRecord& to) const {
   Plan plan;
   plan.job = job.id;
@@ -89,8 +101,9 @@ Plan Core::Impl::PlanFor(const JobRecord& job, const NodeRecord& to) const {
   plan.generation = job.generation;
   for (NodeId owner : OwnersOf(job)) {
     const NodeRecord& server = state_.nodes.at(owner);
-    plan.servers.push_back(
-        {server.id, server.name, server.incarnation, server.host, server.data_address});
+    plan.servers.push_back({server.id, server.name, server.incarnation, server.host,
+                            server.data_address,
+                            to.role == Role::kServer ? server.key : SecretKey{}});
   }
   plan.tensors = job.tensors;
   GroupPlans groups;
@@ -98,7 +111,28 @@ Plan Core::Impl::PlanFor(const JobRecord& job, const NodeRecord& to) const {
   plan.groups = WithKeysFor(to, std::move(groups));
   plan.lead_tensor = job.lead_tensor;
   plan.init_writer = job.init_writer;
+  plan.waiting = WaitingReason(job);
+  if (to.role == Role::kServer) plan.fenced = FencedOf(job);
+  plan.move = job.move;
+  plan.moves = job.moves;
   return plan;
+}
+
+// Why workers begin no further step, or empty.
+std::string Core::Impl::WaitingReason(const JobRecord& job) const {
+  const size_t live = LiveWorkers(job.id).size();
+  if (job.state != JobState::kRunning || live >= job.spec.min_workers) return "";
+  return absl::StrCat(live, " of at least ", job.spec.min_workers, " workers (min_workers)");
+}
+
+void Core::Impl::UpdateWaiting(JobId id) {
+  const std::string reason = WaitingReason(job(id));
+  JobRuntime& run = runtime(id);
+  if (reason == run.told_waiting) return;
+  Say(job(id).spec.name, "waiting",
+      reason.empty() ? "goes on: enough workers are there" : absl::StrCat("waits: ", reason));
+  run.told_waiting = reason;
+  for (const NodeRecord* worker : LiveWorkers(id)) SendPlan(job(id), worker->id);
 }
 
 void Core::Impl::SendPlan(const JobRecord& job, NodeId to) {
@@ -133,6 +167,9 @@ void Core::Impl::SendOpenWork(const JobRecord& job, const NodeRecord& to) {
   const std::optional<Change>& change = run.plan.change();
   if (change && change->concerned.count(to.id) > 0) SendPrepare(job, *change, to.id);
   if (run.recalled.count(to.id) > 0) Send(to.id, RecallSamplesDirective{job.id});
+  if (auto removal = run.removals.find(to.id); removal != run.removals.end()) {
+    Send(to.id, RemoveDirective{job.id, removal->second});
+  }
   if (!run.cuts.empty() && run.cuts.front().awaited.count(to.id) > 0) {
     const scheduler::Cut& cut = run.cuts.front();
     Send(to.id, CutDirective{cut.id, job.id, cut.collecting, false, cut.steps,
@@ -150,7 +187,7 @@ void Core::Impl::SendPrepare(const JobRecord& job, const Change& change, NodeId 
 void Core::Impl::ProposeChange(JobId id) {
   const JobRecord& running = job(id);
   JobRuntime& run = runtime(id);
-  if (running.state != JobState::kRunning) return;
+  if (running.state != JobState::kRunning || !running.moves.empty()) return;
   if (!run.leavers.empty() && run.leavers.size() == LiveWorkers(id).size()) {
     // Nobody is left who would need the new groups.
     return EndJob(id, JobState::kFinished, false, "all workers left");

@@ -79,6 +79,7 @@ struct WorkerSeen {
 struct JobRuntime {
   PlanMachine plan;
   std::map<NodeId, RequestId> leavers;
+  std::map<NodeId, std::string> removals;  // asked to leave, with the reason
   std::map<NodeId, PendingRegistration> registrations;
   std::vector<Waiting> waiting;
   std::map<std::string, std::map<NodeId, RequestId>> barriers;
@@ -89,7 +90,10 @@ struct JobRuntime {
   std::set<NodeId> recalled;  // asked to return what they hold ahead
   bool recall_done = false;
   bool said_no_server = false;
-  std::set<NodeId> ending;  // owners that get EndJob after their last report
+  std::string told_waiting;    // why workers begin no step, as they were told last
+  std::set<NodeId> moving_to;  // owners that have not all of their chunks yet
+  std::set<NodeId> released;   // servers that owned chunks once and know the job
+  std::set<NodeId> ending;     // owners that get EndJob after their last report
   Ticks ended_at;
   Ticks started_at;
   std::map<NodeId, JobAtServer> at_server;
@@ -134,6 +138,7 @@ class Core::Impl {
   std::vector<NodeId> LiveServers() const;
   std::set<NodeId> OwnersOf(const JobRecord& job) const;
   std::optional<NodeId> LeadOwnerOf(const JobRecord& job) const;
+  const JobAtServer* LeadReport(JobId id) const;
 
   void Handle(JoinEvent& event);
   void Handle(NodeEvent& event);
@@ -150,6 +155,7 @@ class Core::Impl {
   absl::Status CheckSameJob(const JobRecord& holding, const JoinRequest& join) const;
   absl::StatusOr<JobId> JobOfJoiner(const JoinRequest& join);
   void ForgetOldJobs();
+  void ForgetGoneServers();
   NodeId IdByName(const JoinRequest& join) const;
   bool IsSameServer(const NodeRecord& record, const JoinRequest& join) const;
   void AnswerJoin(RequestId request, const NodeRecord& record);
@@ -170,6 +176,8 @@ class Core::Impl {
   GroupPlans WithKeysFor(const NodeRecord& to, GroupPlans groups) const;
   void ProposeChange(JobId id);
   paceline::Step NewestStep(const JobRecord& job) const;
+  std::string WaitingReason(const JobRecord& job) const;
+  void UpdateWaiting(JobId id);
   void AddLeavers(const JobRecord& job, scheduler::Change& change);
   void AddJoiners(const JobRecord& job, const std::vector<const NodeRecord*>& joiners,
                   scheduler::Change& change);
@@ -178,6 +186,7 @@ class Core::Impl {
   void CommitChange(JobId id);
   void FenceWorker(const NodeRecord& dead, const std::string& reason);
   Plan PlanFor(const JobRecord& job, const NodeRecord& to) const;
+  std::vector<NodeRef> FencedOf(const JobRecord& job) const;
   void SendPlan(const JobRecord& job, NodeId to);
   void SendPlanToAll(JobId id);
   void SendOpenWork(const JobRecord& job, const NodeRecord& to);
@@ -203,6 +212,15 @@ class Core::Impl {
   void AbortCut(JobId id, const std::string& reason);
   void FinishCut(JobId id, absl::Status status);
 
+  // ---- core_moves.cc: chunks that change their owner
+  void On(RequestId request, DrainServerRequest& drain);
+  std::vector<NodeId> ServersForChunks() const;
+  bool MayMove(const JobRecord& job) const;
+  void ProposeMoves(JobId id);
+  std::vector<ChunkMove> NextMoves(const JobRecord& job) const;
+  void AckMove(JobId id, NodeId from);
+  void SayDrained();
+
   // ---- core_samples.cc: samples and reports
   void On(const NodeRecord& from, RequestId request, DrawSamplesRequest& body);
   void On(const NodeRecord& from, RequestId request, ReturnSamplesRequest& body);
@@ -220,6 +238,8 @@ class Core::Impl {
   void On(RequestId request, StatusQuery& query);
   void On(RequestId request, EventsQuery& query);
   void On(RequestId request, StopJobRequest& stop);
+  void On(RequestId request, ProcessEndedRequest& ended);
+  void On(RequestId request, RemoveWorkerRequest& remove);
   NodeView ViewOf(const NodeRecord& record) const;
   JobView ViewOf(const JobRecord& job) const;
   void AddStaleness(const JobRecord& job, JobView& view) const;
@@ -237,6 +257,7 @@ class Core::Impl {
   Ticks started_at_;
   Ready ready_;
   std::deque<DecisionRecord> decisions_;
+  std::set<NodeId> drained_;  // said so
   std::map<NodeId, NodeSession> sessions_;
   std::map<JobId, JobRuntime> runtimes_;
 };

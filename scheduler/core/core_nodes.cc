@@ -108,6 +108,20 @@ void Core::Impl::ForgetOldJobs() {
   std::erase_if(sessions_, [this](const auto& s) { return state_.nodes.count(s.first) == 0; });
 }
 
+// Records of servers that are gone and whose names did not come back, oldest first.
+void Core::Impl::ForgetGoneServers() {
+  std::set<NodeId> owners;
+  for (const auto& [id, job] : state_.jobs) owners.merge(OwnersOf(job));
+  std::vector<NodeId> gone;
+  for (const auto& [id, record] : state_.nodes) {
+    if (record.role == Role::kServer && !record.live() && owners.count(id) == 0) gone.push_back(id);
+  }
+  for (size_t i = 0; i + options_.limits.max_gone_servers < gone.size(); ++i) {
+    Decide(scheduler::NodeForgotten{gone[i]});
+    sessions_.erase(gone[i]);
+  }
+}
+
 JobRank Core::Impl::RankOf(const JobRecord& job, const std::string& name) const {
   auto it = job.ranks.find(name);
   if (it != job.ranks.end()) return it->second;
@@ -194,6 +208,7 @@ void Core::Impl::Handle(JoinEvent& event) {
       if (job.active()) jobs.push_back(job_id);
     }
     for (JobId job_id : jobs) PlaceRegistrations(job_id);
+    ForgetGoneServers();
     return;
   }
   const JobRecord& joined = job(record.job);
@@ -313,6 +328,7 @@ void Core::Impl::ForgetWaiting(JobId id, NodeId gone) {
     return true;
   });
   run.recalled.erase(gone);
+  run.removals.erase(gone);
   std::deque<scheduler::Cut> kept;
   for (size_t i = 0; i < run.cuts.size(); ++i) {
     if (run.cuts[i].from == gone && i > 0) {
@@ -355,6 +371,11 @@ void Core::Impl::EndJob(JobId id, JobState state, bool failed, const std::string
   run.ended_at = now_;
   for (NodeId owner : OwnersOf(job(id))) {
     if (node(owner).live()) run.ending.insert(owner);
+  }
+  for (NodeId server : run.released) {
+    const auto known = state_.nodes.find(server);
+    const bool live = known != state_.nodes.end() && known->second.live();
+    if (live && run.ending.count(server) == 0) Send(server, EndJobDirective{id, failed, reason});
   }
 }
 

@@ -90,7 +90,13 @@ class RandomRun {
 
   void Act() {
     const std::string name = NameOf(Below(kWorkers + 2));
-    const uint64_t action = Below(12);
+    const uint64_t action = Below(13);
+    if (action == 12) {
+      // Draining the last one is refused.
+      c_.Feed(OperatorEvent{RequestId(~uint64_t{0}),
+                            DrainServerRequest{absl::StrCat("s", Below(2)), Below(2) == 0}});
+      return;
+    }
     if (action == 0) return JoinWorker(Below(kWorkers + 2));
     if (action == 1) return ReportUse(kSome);
     if (action == 2) return c_.Tick(static_cast<int64_t>(Below(200)));
@@ -148,10 +154,12 @@ class RandomRun {
   void CheckChunks(const JobView& job) {
     for (const TensorPlan& tensor : job.tensors) {
       EXPECT_EQ(tensor.owners.size(), CutIntoChunks(tensor.spec, job.spec.chunk_bytes).size());
-      const auto [it, first] = owners_.emplace(std::pair(job.id, tensor.id), tensor.owners);
-      if (!first) {
-        EXPECT_EQ(it->second, tensor.owners);
+      const auto now = std::pair(job.generation, tensor.owners);
+      const auto [it, first] = owners_.emplace(std::pair(job.id, tensor.id), now);
+      if (!first && it->second.second != tensor.owners) {
+        EXPECT_GT(job.generation, it->second.first) << "owners changed within a generation";
       }
+      it->second = now;
     }
   }
 
@@ -189,7 +197,7 @@ class RandomRun {
   bool quiet_ = false;
   std::map<std::string, std::pair<JobId, uint64_t>> used_;
   std::map<JobId, JobGeneration> generations_;
-  std::map<std::pair<JobId, TensorId>, std::vector<NodeId>> owners_;
+  std::map<std::pair<JobId, TensorId>, std::pair<JobGeneration, std::vector<NodeId>>> owners_;
   std::map<std::pair<JobId, GroupId>, std::pair<GroupGeneration, paceline::Step>> groups_;
 };
 

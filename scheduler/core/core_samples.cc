@@ -15,14 +15,11 @@ constexpr Ticks kRateWindow = Seconds(5);
 }  // namespace
 
 uint64_t Core::Impl::UsedByOwners(JobId id, NodeId worker) const {
-  auto run = runtimes_.find(id);
-  if (run == runtimes_.end()) return 0;
+  const JobAtServer* const report = LeadReport(id);
+  if (report == nullptr) return 0;
   uint64_t used = 0;
-  for (const auto& [server, report] : run->second.at_server) {
-    if (!report.lead) continue;
-    for (const WorkerStaleness& w : report.workers) {
-      if (w.worker == worker) used += w.applied.value() + w.discarded.value();
-    }
+  for (const WorkerStaleness& w : report->workers) {
+    if (w.worker == worker) used += w.applied.value() + w.discarded.value();
   }
   return used;
 }
@@ -77,8 +74,7 @@ bool Core::Impl::MayComeBack(JobId id, NodeId but, Ticks waited) {
 void Core::Impl::ServeDraws(JobId id) {
   JobRuntime& run = runtime(id);
   const std::vector<const NodeRecord*> workers = LiveWorkers(id);
-  // Below min_workers the job waits.
-  if (job(id).state != JobState::kRunning || workers.size() < job(id).spec.min_workers) return;
+  if (job(id).state != JobState::kRunning) return;
   const bool by_step =
       job(id).spec.deterministic && job(id).spec.groups.kind == GroupSpec::Kind::kOne;
   std::erase_if(run.draws, [&](auto& entry) {
@@ -203,7 +199,8 @@ void Core::Impl::On(const NodeRecord& from, RequestId request, ServerReport& bod
     }
     uint64_t applied = 0;
     for (const WorkerStaleness& w : report.workers) applied += w.applied.value();
-    const bool lead = report.lead;
+    // While the lead chunk moves, its old owner no longer counts for what is settled.
+    const bool lead = report.lead && LeadOwnerOf(it->second) == server;
     run.at_server[server] = report;
     if (!lead) continue;
     run.applied_history.emplace_back(now_, applied);

@@ -121,10 +121,11 @@ void Core::Impl::PlaceRegistrations(JobId id) {
 void Core::Impl::PlaceNew(JobId id, const std::vector<TensorSpec>& tensors) {
   const JobRecord& planned = job(id);
   std::map<NodeId, Bytes> load;
-  for (NodeId server : LiveServers()) load[server] = Bytes(0);
+  for (NodeId server : ServersForChunks()) load[server] = Bytes(0);
   for (const TensorPlan& tensor : planned.tensors) {
     const std::vector<ChunkRange> cut = CutIntoChunks(tensor.spec, planned.spec.chunk_bytes);
     for (size_t i = 0; i < cut.size(); ++i) {
+      if (load.count(tensor.owners[i]) == 0) continue;  // it drains
       load[tensor.owners[i]] += Bytes(cut[i].length * SizeOf(tensor.spec.dtype));
     }
   }
@@ -313,8 +314,9 @@ void Core::Impl::On(const NodeRecord& from, RequestId request, CheckpointRequest
   cut.request = request;
   cut.from = from.id;
   cut.directory = std::move(body.directory);
+  cut.since = now_;
   run.cuts.push_back(std::move(cut));
-  if (run.cuts.size() == 1) StartCut(from.job);
+  if (run.cuts.size() == 1 && job(from.job).moves.empty()) StartCut(from.job);
 }
 
 void Core::Impl::StartCut(JobId id) {
@@ -423,6 +425,7 @@ void Core::Impl::On(const NodeRecord& from, RequestId request, AckRequest& body)
       return;
     }
     if (!run.cuts.empty() && run.cuts.front().id == body.id) return AckCut(id, sender, body);
+    if (!job(id).moves.empty() && job(id).move == body.id) return AckMove(id, sender);
   }
 }
 

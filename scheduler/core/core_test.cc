@@ -424,6 +424,148 @@ TEST_F(CoreTest, StopJobEndsItEverywhere) {
             absl::StatusCode::kAborted);
 }
 
+TEST_F(CoreTest, WhoSawAProcessEndNeedNotWaitForTheLease) {
+  Start(1, Spec(2));
+  Register(W(0));
+  JoinRequest join = c.Worker(W(1), Spec(2), 1);
+  join.process_id = 77;
+  ASSERT_TRUE(c.Join(join).ok());
+  // Not of the process that joined, of another job, or of a server of that name.
+  c.Operate(ProcessEndedRequest{"mnist", W(1), 76, "signal 9"});
+  c.Operate(ProcessEndedRequest{"other", W(1), 77, "signal 9"});
+  c.Operate(ProcessEndedRequest{"", W(1), 77, "signal 9"});
+  EXPECT_EQ(c.Job("mnist").workers_live, 2u);
+  c.Operate(ProcessEndedRequest{"mnist", W(1), 77, "signal 9"});
+  EXPECT_EQ(c.Job("mnist").workers_live, 1u);
+  EXPECT_EQ(c.Received<FenceDirective>(W(0)).back().reason,
+            "worker worker-1 died: its process ended: signal 9");
+  c.Operate(ProcessEndedRequest{"mnist", W(1), 77, "signal 9"});  // twice is once
+  EXPECT_EQ(c.Job("mnist").workers_live, 1u);
+}
+
+// All weights of server-0 go to server-1 in batches of at most `move_bytes`.
+TEST_F(CoreTest, ADrainingServerHandsOverEverythingInBatches) {
+  Start(2, Spec(2));
+  Register(W(0));
+  c.Ask(W(0), InitDoneRequest{{TensorId(0), TensorId(1)}});
+  const NodeId zero = c.joined.at("server-0").self.node;
+  const NodeId one = c.joined.at("server-1").self.node;
+  const JobGeneration before = c.Job("mnist").generation;
+  c.silent.insert(one);  // chunks do not arrive yet
+  c.Operate(DrainServerRequest{"server-0", false});
+  JobView job = c.Job("mnist");
+  EXPECT_EQ(job.generation, before + JobGeneration(1));
+  for (const TensorPlan& tensor : job.tensors) {
+    for (NodeId owner : tensor.owners) EXPECT_EQ(owner, one);
+  }
+  const Plan told = c.Received<PlanDirective>("server-0").back().plan;
+  ASSERT_FALSE(told.moves.empty()) << "the old owner is told to whom";
+  EXPECT_EQ(told.moves[0].from, zero);
+  EXPECT_EQ(told.servers.size(), 2u);
+  EXPECT_NE(told.servers[1].key, SecretKey{});
+  EXPECT_EQ(c.Received<PlanDirective>(W(0)).back().plan.servers[0].key, SecretKey{});
+  // Meanwhile nobody joins; a fence is still possible.
+  ASSERT_TRUE(c.Join(c.Worker(W(2), Spec(2), 2)).ok());
+  c.Tick(100);
+  EXPECT_TRUE(c.Received<PrepareDirective>(W(0)).empty());
+  AckRequest arrived;
+  arrived.id = told.move;
+  c.Ask("server-1", arrived);
+  EXPECT_TRUE(c.Received<PlanDirective>(W(0)).back().plan.moves.empty());
+  EXPECT_EQ(c.Received<PlanDirective>(W(0)).back().plan.servers.size(), 1u);
+  EXPECT_FALSE(c.Received<PrepareDirective>(W(0)).empty()) << "the joiner's turn";
+  const ClusterView cluster = std::get<ClusterView>(c.Operate(StatusQuery{}));
+  for (const NodeView& node : cluster.nodes) {
+    if (node.node == zero) EXPECT_EQ(node.state, "drained");
+  }
+  // It may go without harm.
+  c.Ask("server-0", LeaveRequest{"drained", 0, {}});
+  EXPECT_EQ(c.Job("mnist").state, JobState::kRunning);
+}
+
+TEST_F(CoreTest, TheOnlyServerCannotDrain) {
+  Start(1, Spec(1));
+  const RequestId id(1'000'000);
+  absl::Status refused;
+  c.on_ready = [&](const Ready& ready) {
+    for (const ReplyAction& reply : ready.replies) {
+      if (reply.request == id) refused = reply.reply.status();
+    }
+  };
+  c.Feed(OperatorEvent{id, DrainServerRequest{"server-0", false}});
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(refused.message().find("no other server could take its chunks"), std::string::npos);
+  c.Feed(OperatorEvent{id, DrainServerRequest{"server-9", false}});
+  EXPECT_EQ(refused.code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(CoreTest, ARestartedSchedulerGoesOnWithMoves) {
+  Start(2, Spec(2));
+  Register(W(0));
+  c.Ask(W(0), InitDoneRequest{{TensorId(0), TensorId(1)}});
+  c.silent.insert(c.joined.at("server-1").self.node);
+  c.Operate(DrainServerRequest{"server-0", false});
+  const std::string state = c.core().Snapshot();
+  c.RestartScheduler();
+  EXPECT_EQ(c.core().Snapshot(), state);
+  c.silent.clear();
+  for (const char* name : {"server-0", "server-1"}) c.Feed(WatchEvent{c.joined.at(name).self});
+  for (const TensorPlan& tensor : c.Job("mnist").tensors)
+    EXPECT_EQ(tensor.owners[0], c.joined.at("server-1").self.node);
+  EXPECT_TRUE(c.Received<PlanDirective>("server-1").back().plan.moves.empty());
+}
+
+TEST_F(CoreTest, BelowMinWorkersNobodyBeginsAStep) {
+  JobSpec spec = Spec(2);
+  spec.min_workers = 2;
+  Start(1, spec);
+  EXPECT_EQ(c.Received<PlanDirective>(W(0)).back().plan.waiting, "");
+  c.Feed(ProcessEndedEvent{c.joined.at(W(1)).self, "killed"});
+  c.Tick(100);
+  EXPECT_EQ(c.Received<PlanDirective>(W(0)).back().plan.waiting,
+            "1 of at least 2 workers (min_workers)");
+  EXPECT_NE(c.Job("mnist").reason.find("waits: 1 of at least 2"), std::string::npos);
+  ASSERT_TRUE(c.Join(c.Worker(W(1), spec, 1)).ok());
+  c.Tick(100);
+  EXPECT_EQ(c.Received<PlanDirective>(W(0)).back().plan.waiting, "");
+}
+
+TEST_F(CoreTest, OwnersLearnWithThePlanWhoIsFenced) {
+  Start(1, Spec(2));
+  Register(W(0));
+  const NodeRef first = c.joined.at(W(1)).self;
+  c.Feed(ProcessEndedEvent{first, "killed"});
+  c.Feed(WatchEvent{c.joined.at("server-0").self});
+  std::vector<NodeRef> fenced = c.Received<PlanDirective>("server-0").back().plan.fenced;
+  EXPECT_NE(std::find(fenced.begin(), fenced.end(), first), fenced.end());
+  EXPECT_TRUE(c.Received<PlanDirective>(W(0)).back().plan.fenced.empty());
+}
+
+TEST_F(CoreTest, RecordsOfGoneServersAreBounded) {
+  Start(0, Spec(1));
+  for (int i = 0; i < 100; ++i) {
+    const std::string name = absl::StrCat("s", i);
+    ASSERT_TRUE(c.Join(c.Server(name)).ok());
+    c.Ask(name, LeaveRequest{"done", 0, {}});
+  }
+  const ClusterView cluster = std::get<ClusterView>(c.Operate(StatusQuery{}));
+  EXPECT_LE(cluster.nodes.size(), 1 + 64 + 1u);
+}
+
+TEST_F(CoreTest, AWorkerIsAskedToLeaveUntilItHas) {
+  Start(1, Spec(2));
+  c.Operate(RemoveWorkerRequest{"mnist", W(1), "its machine is wanted"});
+  ASSERT_EQ(c.Received<RemoveDirective>(W(1)).size(), 1u);
+  EXPECT_EQ(c.Received<RemoveDirective>(W(1))[0].reason,
+            "removed by an operator: its machine is wanted");
+  c.Feed(WatchEvent{c.joined.at(W(1)).self});  // what it may have missed comes again
+  EXPECT_EQ(c.Received<RemoveDirective>(W(1)).size(), 2u);
+  EXPECT_TRUE(c.StatusOf(c.Ask(W(1), LeaveRequest{"as asked", 0, {}})).ok());
+  EXPECT_EQ(c.Job("mnist").workers_live, 1u);
+  ASSERT_TRUE(c.Join(c.Worker(W(1), Spec(2), 1)).ok());
+  EXPECT_EQ(c.Received<RemoveDirective>(W(1)).size(), 2u) << "it has come back on purpose";
+}
+
 TEST_F(CoreTest, RecoversTheSameStateAfterEveryPrefix) {
   std::map<size_t, std::string> snapshots;
   c.on_ready = [&](const Ready& ready) {

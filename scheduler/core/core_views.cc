@@ -23,6 +23,8 @@ NodeView Core::Impl::ViewOf(const NodeRecord& record) const {
   view.job = record.job_name;
   if (record.role == Role::kWorker) view.rank = record.rank;
   view.state = std::string(Name(record.state));
+  if (record.live() && record.draining)
+    view.state = drained_.count(record.id) ? "drained" : "draining";
   view.process_id = record.process_id;
   if (auto it = sessions_.find(record.id); it != sessions_.end()) {
     view.last_seen_ms = AgoMs(it->second.last_seen);
@@ -38,10 +40,9 @@ void Core::Impl::AddStaleness(const JobRecord& job, JobView& view) const {
   const JobRuntime& run = found->second;
   std::map<GroupId, GroupStalenessView> groups;
   uint64_t fastest = 0;
-  for (const auto& [server, report] : run.at_server) {
-    if (!report.lead) continue;
-    view.updates += report.updates;
-    for (const GroupStaleness& raw : report.groups) {
+  if (const JobAtServer* const report = LeadReport(job.id)) {
+    view.updates = report->updates;
+    for (const GroupStaleness& raw : report->groups) {
       groups[raw.group].raw = raw;
       fastest = std::max(fastest, raw.last_step.value());
       AddCounts(raw.tau, view.tau);
@@ -102,9 +103,8 @@ void Core::Impl::AddWorkers(const JobRecord& job, JobView& view) const {
     }
     double excess = 0;
     uint64_t last_step = 0;
-    for (const auto& [server, report] : run.at_server) {
-      if (!report.lead) continue;
-      for (const WorkerStaleness& w : report.workers) {
+    if (const JobAtServer* const report = LeadReport(job.id)) {
+      for (const WorkerStaleness& w : report->workers) {
         if (w.worker != id) continue;
         if (!member && w.last_step.value() >= last_step) worker.group = w.group;
         AddCounts(w.tau, worker.tau);
@@ -170,6 +170,9 @@ JobView Core::Impl::ViewOf(const JobRecord& job) const {
   view.spec = job.spec;
   view.state = job.state;
   view.reason = job.reason;
+  if (const std::string waiting = WaitingReason(job); !waiting.empty()) {
+    absl::StrAppend(&view.reason, "; waits: ", waiting);
+  }
   view.generation = job.generation;
   view.group_generations = job.group_generations;
   view.servers = static_cast<uint32_t>(OwnersOf(job).size());
@@ -242,6 +245,38 @@ void Core::Impl::On(RequestId request, StopJobRequest& stop) {
   EndJob(job->id, JobState::kStopped, stop.failed,
          absl::StrCat("stopped by an operator", stop.reason.empty() ? "" : ": ",
                       stop.reason.substr(0, 1024)));
+  Answer(request, OperatorReply(Empty()));
+}
+
+void Core::Impl::On(RequestId request, ProcessEndedRequest& ended) {
+  Answer(request, OperatorReply(Empty()));
+  for (const auto& [id, record] : state_.nodes) {
+    const bool meant =
+        record.live() && record.name == ended.name &&
+        (record.role == Role::kServer ? ended.job.empty() : record.job_name == ended.job) &&
+        record.process_id == ended.process_id;
+    if (meant) return DeclareDead(id, absl::StrCat("its process ended: ", ended.cause));
+  }
+}
+
+void Core::Impl::On(RequestId request, RemoveWorkerRequest& remove) {
+  const JobRecord* const of = FindActiveJob(remove.job);
+  const NodeRecord* worker = nullptr;
+  if (of != nullptr) {
+    for (const NodeRecord* live : LiveWorkers(of->id)) {
+      if (live->name == remove.worker) worker = live;
+    }
+  }
+  if (worker == nullptr) {
+    return Refuse(request, absl::NotFoundError(absl::StrCat("worker ", remove.worker, " of job ",
+                                                            remove.job, " is not live")));
+  }
+  const std::string reason = absl::StrCat(
+      "removed by an operator", remove.reason.empty() ? "" : ": ", remove.reason.substr(0, 1024));
+  runtime(of->id).removals[worker->id] = reason;
+  Say(of->spec.name, "remove",
+      absl::StrCat("worker ", worker->name, " is asked to leave: ", reason));
+  Send(worker->id, RemoveDirective{of->id, reason});
   Answer(request, OperatorReply(Empty()));
 }
 

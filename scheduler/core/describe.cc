@@ -24,6 +24,7 @@ struct Describer {
     return absl::StrCat("plan change=", d.change, " ", Absl(Name(d.plan.state)),
                         " generation=", d.plan.generation.value(),
                         " tensors=", d.plan.tensors.size(), " writer=", d.plan.init_writer.value(),
+                        d.plan.moves.empty() ? "" : absl::StrCat(" moving=", d.plan.moves.size()),
                         Text(d.plan.groups));
   }
   std::string operator()(const PrepareDirective& d) const {
@@ -53,6 +54,9 @@ struct Describer {
   std::string operator()(const RecallSamplesDirective&) const { return "recall samples"; }
   std::string operator()(const EndJobDirective& d) const {
     return absl::StrCat("end of job ", d.job.value(), d.failed ? " failed: " : ": ", d.reason);
+  }
+  std::string operator()(const RemoveDirective& d) const {
+    return absl::StrCat("remove: ", d.reason);
   }
 };
 

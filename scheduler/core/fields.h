@@ -2,13 +2,12 @@
 // a change of it needs a new format number of the journal (journal_entry.h) and trace (trace.h).
 #pragma once
 
+#include "common/base/encoding.h"
 #include "plan/events.h"
-#include "scheduler/core/encoding.h"
+#include "plan/report_fields.h"
 
 // In namespace paceline, where argument-dependent lookup finds them for the plan types.
 namespace paceline {
-
-using scheduler::Is;
 
 template <typename A>
 void Fields(A& a, Is<NamedSpec> auto& v) {
@@ -45,20 +44,16 @@ void Fields(A& a, Is<TensorPlan> auto& v) {
   a(v.id, v.spec, v.owners, v.sealed);
 }
 template <typename A>
+void Fields(A& a, Is<ChunkKey> auto& v) {
+  a(v.tensor, v.chunk);
+}
+template <typename A>
+void Fields(A& a, Is<ChunkMove> auto& v) {
+  a(v.chunk, v.from, v.to);
+}
+template <typename A>
 void Fields(A& a, Is<NodeRef> auto& v) {
   a(v.node, v.incarnation);
-}
-template <typename A>
-void Fields(A& a, Is<StalenessCounts> auto& v) {
-  a(v.count, v.sum, v.max, v.buckets);
-}
-template <typename A>
-void Fields(A& a, Is<GroupStaleness> auto& v) {
-  a(v.group, v.tau, v.excess_sum, v.first_base, v.last, v.base_gaps, v.last_step, v.last_applied);
-}
-template <typename A>
-void Fields(A& a, Is<WorkerStaleness> auto& v) {
-  a(v.worker, v.group, v.tau, v.excess_sum, v.applied, v.discarded, v.last_step, v.last_applied);
 }
 template <typename A>
 void Fields(A& a, Is<JobAtServer> auto& v) {
@@ -134,6 +129,18 @@ void Fields(A& a, Is<EventsQuery> auto& v) {
 template <typename A>
 void Fields(A& a, Is<StopJobRequest> auto& v) {
   a(v.job, v.failed, v.reason);
+}
+template <typename A>
+void Fields(A& a, Is<ProcessEndedRequest> auto& v) {
+  a(v.job, v.name, v.process_id, v.cause);
+}
+template <typename A>
+void Fields(A& a, Is<RemoveWorkerRequest> auto& v) {
+  a(v.job, v.worker, v.reason);
+}
+template <typename A>
+void Fields(A& a, Is<DrainServerRequest> auto& v) {
+  a(v.server, v.undo);
 }
 template <typename A>
 void Fields(A& a, Is<JoinEvent> auto& v) {

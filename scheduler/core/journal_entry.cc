@@ -65,6 +65,22 @@ void Fields(A& a, Is<JobForgotten> auto& v) {
   a(v.job);
 }
 template <typename A>
+void Fields(A& a, Is<ChunksMoved> auto& v) {
+  a(v.job, v.generation, v.move, v.moves);
+}
+template <typename A>
+void Fields(A& a, Is<MovesDone> auto& v) {
+  a(v.job, v.generation);
+}
+template <typename A>
+void Fields(A& a, Is<ServerDraining> auto& v) {
+  a(v.server, v.draining);
+}
+template <typename A>
+void Fields(A& a, Is<NodeForgotten> auto& v) {
+  a(v.node);
+}
+template <typename A>
 void Fields(A& a, Is<StateCompacted> auto& v) {
   a(v.state);
 }
@@ -207,6 +223,41 @@ class Applier {
       return n.second.role == Role::kWorker && n.second.job == e.job;
     });
     state_.jobs.erase(e.job);
+    return absl::OkStatus();
+  }
+
+  absl::Status operator()(const ChunksMoved& e) {
+    return OnJob(e.job, [&](JobRecord& job) {
+      for (const ChunkMove& move : e.moves) {
+        const uint32_t tensor = move.chunk.tensor.value();
+        if (tensor >= job.tensors.size()) continue;
+        std::vector<NodeId>& owners = job.tensors[tensor].owners;
+        if (move.chunk.chunk.value() < owners.size()) owners[move.chunk.chunk.value()] = move.to;
+      }
+      job.generation = e.generation;
+      job.move = e.move;
+      job.moves = e.moves;
+    });
+  }
+
+  absl::Status operator()(const MovesDone& e) {
+    return OnJob(e.job, [&](JobRecord& job) {
+      job.generation = e.generation;
+      job.move = 0;
+      job.moves.clear();
+    });
+  }
+
+  absl::Status operator()(const ServerDraining& e) {
+    auto it = state_.nodes.find(e.server.node);
+    if (it != state_.nodes.end() && it->second.incarnation == e.server.incarnation) {
+      it->second.draining = e.draining;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status operator()(const NodeForgotten& e) {
+    state_.nodes.erase(e.node);
     return absl::OkStatus();
   }
 

@@ -81,14 +81,33 @@ struct SamplesReturned {
 struct JobForgotten {
   JobId job;
 };
+// These chunks belong to another server from now on; until MovesDone their state is on its way.
+struct ChunksMoved {
+  JobId job;
+  JobGeneration generation;
+  uint64_t move = 0;
+  std::vector<ChunkMove> moves;
+};
+struct MovesDone {
+  JobId job;
+  JobGeneration generation;
+};
+struct ServerDraining {
+  NodeRef server;
+  bool draining = true;
+};
+// A server that is gone for long is no longer kept.
+struct NodeForgotten {
+  NodeId node;
+};
 struct StateCompacted {
   State state;
 };
 
-using Entry =
-    std::variant<TermStarted, JobCreated, NodeJoined, NodeGone, JobStateChanged, OptimizerSet,
-                 TensorsPlaced, InitWriterNamed, TensorsSealed, GroupsChanged, SamplesDrawn,
-                 SamplesReturned, StateCompacted, JobForgotten>;
+using Entry = std::variant<TermStarted, JobCreated, NodeJoined, NodeGone, JobStateChanged,
+                           OptimizerSet, TensorsPlaced, InitWriterNamed, TensorsSealed,
+                           GroupsChanged, SamplesDrawn, SamplesReturned, StateCompacted,
+                           JobForgotten, ChunksMoved, MovesDone, ServerDraining, NodeForgotten>;
 
 std::string EncodeEntry(const Entry& entry);
 // DataLoss says what was wrong with the bytes.

@@ -11,11 +11,11 @@
 #include <map>
 #include <vector>
 
+#include "common/base/encoding.h"
 #include "common/base/types.h"
 #include "plan/job_spec.h"
 #include "plan/messages.h"
 #include "plan/permutation.h"
-#include "scheduler/core/encoding.h"
 
 namespace paceline::scheduler {
 

@@ -18,6 +18,7 @@ void DumpNode(const NodeRecord& node, std::string& out) {
   absl::StrAppend(&out, "node ", node.id.value(), ".", node.incarnation.value(), " ",
                   Absl(Name(node.role)), " ", node.name, " ", Absl(Name(node.state)),
                   " host=", node.host, " address=", node.data_address);
+  if (node.draining) out += " draining";
   if (node.role == Role::kWorker) {
     absl::StrAppend(&out, " job=", node.job.value(), " rank=", node.rank.value());
     if (node.index) absl::StrAppend(&out, " index=", node.index->value());
@@ -47,6 +48,11 @@ void DumpJob(const JobRecord& job, std::string& out) {
                     ToString(tensor.spec), tensor.sealed ? " sealed" : "", " owners=");
     for (NodeId owner : tensor.owners) absl::StrAppend(&out, owner.value(), " ");
     out += "\n";
+  }
+  for (const ChunkMove& move : job.moves) {
+    absl::StrAppend(&out, "  move ", job.move, " chunk ", move.chunk.tensor.value(), "/",
+                    move.chunk.chunk.value(), " ", move.from.value(), " to ", move.to.value(),
+                    "\n");
   }
   for (const auto& [id, group] : job.groups) DumpGroup(group, out);
   for (const auto& [name, rank] : job.ranks) {

@@ -34,6 +34,7 @@ struct NodeRecord {
   std::optional<WorkerIndex> index;
   uint64_t process_id = 0;
   SecretKey key{};
+  bool draining = false;  // servers: owns no chunks longer than it must
 
   NodeRef ref() const { return {id, incarnation}; }
   bool live() const { return state == NodeState::kLive; }
@@ -53,6 +54,8 @@ struct JobRecord {
   uint32_t next_group = 0;
   uint64_t group_generations = 0;
   std::map<std::string, JobRank> ranks;  // by worker name, of all that ever joined
+  uint64_t move = 0;                     // id of the chunks that move now
+  std::vector<ChunkMove> moves;
   SampleLedger samples;
 
   bool active() const { return state == JobState::kForming || state == JobState::kRunning; }
@@ -76,12 +79,12 @@ std::string Dump(const State& state);
 template <typename A>
 void Fields(A& a, Is<NodeRecord> auto& v) {
   a(v.id, v.incarnation, v.role, v.state, v.name, v.host, v.labels, v.data_address, v.job,
-    v.job_name, v.rank, v.index, v.process_id, v.key);
+    v.job_name, v.rank, v.index, v.process_id, v.key, v.draining);
 }
 template <typename A>
 void Fields(A& a, Is<JobRecord> auto& v) {
   a(v.id, v.spec, v.state, v.reason, v.generation, v.tensors, v.lead_tensor, v.init_writer,
-    v.groups, v.next_group, v.group_generations, v.ranks, v.samples);
+    v.groups, v.next_group, v.group_generations, v.ranks, v.samples, v.move, v.moves);
 }
 template <typename A>
 void Fields(A& a, Is<State> auto& v) {

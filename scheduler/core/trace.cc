@@ -8,7 +8,7 @@
 namespace paceline {
 
 template <typename A>
-void Fields(A& a, scheduler::Is<JournalEntry> auto& v) {
+void Fields(A& a, Is<JournalEntry> auto& v) {
   a(v.index, v.bytes);
 }
 

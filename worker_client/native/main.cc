@@ -52,18 +52,36 @@ void LeaveOnSignals() {
   sigaction(SIGINT, &action, nullptr);
 }
 
-absl::Status TrainInJob(Model& model, const DatasetSplit& data, const ProgramOptions& options,
-                        const WorkerConfig& config) {
+// One membership of the job. `*again`: it ended because this worker was taken for dead.
+absl::Status TrainAsMember(Model& model, const DatasetSplit& data, const ProgramOptions& options,
+                           const WorkerConfig& config, bool* again) {
   PACELINE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, ConnectToJob(config));
   LeaveOnSignals();
   const uint32_t index = config.index ? config.index->value() : session->rank().value();
   TrainingLoop loop(*session, model, data, options, index, Clock::Real(), stop_requested);
-  PACELINE_ASSIGN_OR_RETURN(const TrainingResult result, loop.Run());
+  const absl::StatusOr<TrainingResult> trained = loop.Run();
+  *again = session->declared_dead() && !stop_requested.load();
+  if (absl::IsCancelled(trained.status()) && session->asked_to_leave()) {
+    std::printf("%s\n", std::string(trained.status().message()).c_str());
+    return absl::OkStatus();
+  }
+  PACELINE_ASSIGN_OR_RETURN(const TrainingResult result, trained);
   std::printf("%llu steps, %llu samples, test accuracy %.4f loss %.4f\n",
               static_cast<unsigned long long>(result.steps),
               static_cast<unsigned long long>(result.samples.value()), result.test.accuracy(),
               result.test.loss());
   return absl::OkStatus();
+}
+
+absl::Status TrainInJob(Model& model, const DatasetSplit& data, const ProgramOptions& options,
+                        const WorkerConfig& config) {
+  while (true) {
+    bool again = false;
+    const absl::Status status = TrainAsMember(model, data, options, config, &again);
+    if (!again) return status;
+    std::fprintf(stderr, "paceline-worker: %s; joining again\n",
+                 std::string(status.message()).c_str());
+  }
 }
 
 int Main(int argc, const char* const* argv) {

@@ -32,17 +32,19 @@ TrainingLoop::TrainingLoop(Session& session, Model& model, const DatasetSplit& d
 absl::StatusOr<TrainingResult> TrainingLoop::Run() {
   PACELINE_RETURN_IF_ERROR(Prepare());
   for (bool more = true; more;) {
-    if (stop_.load(std::memory_order_relaxed)) {
-      PACELINE_RETURN_IF_ERROR(session_.Leave("stopped by a signal"));
-      return absl::CancelledError(absl::StrCat("stopped by a signal after ", result_.steps,
-                                               " steps; left the job, which goes on without this "
-                                               "worker"));
-    }
+    if (stop_.load(std::memory_order_relaxed)) return LeaveEarly("stopped by a signal");
+    if (const auto reason = session_.asked_to_leave()) return LeaveEarly(*reason);
     PACELINE_ASSIGN_OR_RETURN(more, TrainStep());
   }
   PACELINE_RETURN_IF_ERROR(WaitForOthers());
   PACELINE_RETURN_IF_ERROR(Finish());
   return std::move(result_);
+}
+
+absl::Status TrainingLoop::LeaveEarly(const std::string& reason) {
+  PACELINE_RETURN_IF_ERROR(session_.Leave(reason));
+  return absl::CancelledError(absl::StrCat(
+      reason, "; after ", result_.steps, " steps left the job, which goes on without this worker"));
 }
 
 absl::Status TrainingLoop::Prepare() {

@@ -33,11 +33,13 @@ class TrainingLoop {
                const std::atomic<bool>& stop);
 
   // Trains until the job has no more samples, evaluates the final weights on the test set, saves
-  // them where asked, and leaves the job. Cancelled: `stop` was set (the job was left cleanly).
+  // them where asked, and leaves the job. Cancelled: `stop` was set or an operator asked this
+  // worker to leave (the job was left cleanly).
   absl::StatusOr<TrainingResult> Run();
 
  private:
   absl::Status Prepare();
+  absl::Status LeaveEarly(const std::string& reason);
   absl::StatusOr<bool> TrainStep();  // false: no samples are left
   Step UpdatesSoFar() const;
   float LearningRateOfGroup() const;

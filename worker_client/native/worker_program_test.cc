@@ -233,6 +233,9 @@ class LocalSession final : public Session {
     left = reason;
     return absl::OkStatus();
   }
+  std::optional<std::string> asked_to_leave() const override { return std::nullopt; }
+  bool declared_dead() const override { return false; }
+
   JobId job() const override { return JobId(1); }
   JobRank rank() const override { return JobRank(0); }
   NodeId node() const override { return NodeId(1); }

@@ -1,6 +1,7 @@
 // A compact binary form of values: unsigned numbers as LEB128, signed ones as zigzag LEB128,
 // doubles as 8 little-endian bytes, containers as a count and their elements, a variant as its
-// index and its value. One Fields() overload per struct (fields.h) serves both directions.
+// index and its value. One Fields() overload per struct (as in plan/report_fields.h) serves both
+// directions.
 //
 // The reader trusts nothing: a count never exceeds the bytes that are left, and the first problem
 // stops it. Thread rule: values; no shared state.
@@ -21,7 +22,7 @@
 
 #include "common/base/strong.h"
 
-namespace paceline::scheduler {
+namespace paceline {
 
 // Fields(archive, value) overloads are written as
 //   template <typename A> void Fields(A& a, Is<Thing> auto& v) { a(v.first, v.second); }
@@ -218,4 +219,4 @@ class Reader {
   bool ok_ = true;
 };
 
-}  // namespace paceline::scheduler
+}  // namespace paceline

@@ -1,0 +1,91 @@
+// Chunks that come to this owner or go from it.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "parameter/job_shards.h"
+
+namespace paceline {
+
+const ChunkMove* JobShards::MoveOf(ChunkKey key) const {
+  for (const ChunkMove& move : plan_->plan.moves) {
+    if (move.chunk == key && (move.to == self_ || move.from == self_)) return &move;
+  }
+  return nullptr;
+}
+
+void JobShards::GiveAway(ChunkKey key, ParameterShard& shard, Replies* replies) {
+  const ChunkMove* const move = MoveOf(key);
+  const Plan& plan = plan_->plan;
+  const auto to = std::find_if(plan.servers.begin(), plan.servers.end(), [&](const ServerInfo& s) {
+    return move != nullptr && s.node == move->to;
+  });
+  if (move == nullptr || to == plan.servers.end() || !hand_over_) {
+    return shard.Abandon(OperationStatus::kNotOwner, replies);
+  }
+  hand_over_({plan.job, plan.generation, key, *to, shard.HandOver(replies)});
+}
+
+void JobShards::WhenAllArrived(std::function<void()> arrived) {
+  arrived_ = std::move(arrived);
+  if (arriving_.empty() && arrived_) std::exchange(arrived_, nullptr)();
+}
+
+void JobShards::OnMoveShard(const Operation& operation, const Piece& piece, Ticks now,
+                            Replies* replies) {
+  const ChunkMove* const move = MoveOf(operation.chunk);
+  if (operation.job_generation > plan_->plan.generation) {
+    return Refuse(operation, piece, OperationStatus::kNotYet, replies);
+  }
+  const auto it = arriving_.find(operation.chunk);
+  if (it == arriving_.end()) {
+    // A part of what has arrived comes again.
+    const bool here = shards_.contains(operation.chunk);
+    return Refuse(operation, piece, here ? OperationStatus::kOk : OperationStatus::kNotOwner,
+                  replies);
+  }
+  Arrival& arrival = it->second;
+  const uint64_t total = operation.samples.value();
+  const uint64_t at = operation.step.value() + piece.offset;
+  const bool fits = move != nullptr && move->from == operation.sender && total > 0 &&
+                    total <= MaxHandoverBytes(arrival.elements) && at % kPieceBytes == 0 &&
+                    at < total && piece.bytes.size() == std::min(kPieceBytes, total - at);
+  if (!fits) return Refuse(operation, piece, OperationStatus::kBadRequest, replies);
+  if (arrival.bytes.size() != total) {
+    arrival.bytes.assign(total, std::byte{0});
+    arrival.in.assign((total + kPieceBytes - 1) / kPieceBytes, false);
+    arrival.missing = arrival.in.size();
+  }
+  if (!arrival.in[at / kPieceBytes]) {
+    std::memcpy(arrival.bytes.data() + at, piece.bytes.data(), piece.bytes.size());
+    arrival.in[at / kPieceBytes] = true;
+    --arrival.missing;
+  }
+  if (arrival.missing > 0) return Refuse(operation, piece, OperationStatus::kOk, replies);
+  const absl::Status installed = Install(operation.chunk, arrival.bytes);
+  if (!installed.ok()) {
+    arrival = {.elements = arrival.elements, .bytes = {}, .in = {}, .missing = 0};
+    return Refuse(operation, piece, OperationStatus::kBadRequest, replies);
+  }
+  arriving_.erase(it);
+  Refuse(operation, piece, OperationStatus::kOk, replies);
+  ReplayParked(now, replies);
+  if (arriving_.empty() && arrived_) std::exchange(arrived_, nullptr)();
+}
+
+absl::Status JobShards::Install(ChunkKey key, std::span<const std::byte> bytes) {
+  const uint64_t elements = arriving_.at(key).elements;
+  absl::StatusOr<Handover> handover = DecodeHandover(bytes, elements);
+  if (!handover.ok()) return handover.status();
+  groups_.Learn(handover->covered);
+  const TensorPlan& tensor = *FindTensor(plan_->plan, key.tensor);
+  const auto it =
+      shards_
+          .try_emplace(key, key, elements, &groups_, pool_, SettingsOf(tensor, key.chunk.value()))
+          .first;
+  const absl::Status taken = it->second.TakeOver(*std::move(handover));
+  if (!taken.ok()) shards_.erase(it);
+  return taken;
+}
+
+}  // namespace paceline

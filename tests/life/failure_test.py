@@ -1,0 +1,256 @@
+#!/usr/bin/env python3
+"""Deaths that a launcher sees, links that go dark, a job that is too small, a scheduler that comes back."""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import tempfile
+import time
+import shutil
+
+import harness
+from harness import FAILURE_TIMEOUT_S, SLACK_S, until
+
+
+class Link(harness.ClusterTest):
+    def test_a_data_port_that_one_worker_cannot_reach(self):
+        port = self.cluster.text("server-1").split("serving at ")[1].split()[0].rsplit(":", 1)[1]
+        self.cluster.start_probe("w0", 2)
+        self.cluster.start_probe("w1", 2, "--operation-timeout-ms=4000",
+                                 env={"LD_PRELOAD": str(harness.PROBE.parent / "libfirewall.so"),
+                                      "FIREWALL_PORT": port})
+        self.assertNotIn(self.cluster.wait("w1", 20), (0, 3), self.cluster.log("w1"))
+        error = self.cluster.text("w1")
+        for both_ends in ("'w1'", f"server-1 at 127.0.0.1:{port}"):
+            self.assertIn(both_ends, error.splitlines()[-1])
+        links = self.cluster.events("link")
+        self.assertTrue(any("link of w1 to server-1 is down since" in text for text in links), links)
+        # The other one goes on without it.
+        self.cluster.until_members(["w0"], 1)
+        self.stop("w0")
+
+
+class TooFew(harness.ClusterTest):
+    def test_below_min_workers_the_job_waits_and_goes_on(self):
+        for i in range(3):
+            self.cluster.start_probe(f"w{i}", 3, "--min-workers=3")
+        self.cluster.until_step(["w0", "w1", "w2"], 20)
+        self.cluster.kill("w1")
+        until(lambda: any("2 of at least 3 workers" in e for e in self.cluster.events("waiting")), "the job to wait")
+        until(lambda: "waits before the next step: 2 of at least 3" in self.cluster.text("w0"), "w0 to say that it waits")
+        held = self.cluster.step("w0")
+        time.sleep(0.5)  # long enough for a hundred steps
+        self.assertLessEqual(self.cluster.step("w0"), held + 1)
+        self.assertIn("waits: 2 of at least 3", self.cluster.ask("jobs")["reason"])
+        self.cluster.start_probe("w1", 3, "--min-workers=3")
+        self.cluster.until_members(["w0", "w1", "w2"], 3)
+        self.cluster.until_step(["w0", "w1", "w2"], held + 20)
+        self.cluster.kill("w0", signal.SIGTERM)
+        self.cluster.kill("w1")
+        self.cluster.kill("w2")
+
+
+class Scheduler(harness.ClusterTest):
+    def test_is_killed_and_restarted_and_training_goes_on(self):
+        names = [f"w{i}" for i in range(3)]
+        for name in names:
+            self.cluster.start_probe(name, 3, "--groups=2,1")
+        self.cluster.until_step(names, 20)
+        members = self.cluster.ask("groups")["groups"]
+        for _ in range(3):
+            began = time.monotonic()
+            self.cluster.kill("scheduler")
+            step = self.cluster.step("w0")
+            self.cluster.until_step(names, step + 5)  # without any scheduler
+            self.cluster.start_scheduler()
+            after, _ = until(lambda: self.cluster.ask("groups"), "the scheduler to answer again")
+            self.assertEqual([g["members"] for g in after["groups"]], [g["members"] for g in members])
+            # Longer than a lease: none runs out because of the restart.
+            step = self.cluster.step("w0")
+            self.cluster.until_step(names, step + int((FAILURE_TIMEOUT_S + 1) / 0.01))
+            for name in names:
+                self.assertLess(self.cluster.longest_gap(name, began), FAILURE_TIMEOUT_S)
+        self.assertNotIn("fence", {event["kind"] for event in self.cluster.ask("events")})
+        self.stop(*names)
+
+
+class Restarts(harness.ClusterTest):
+    """PACELINE_RESTARTS and PACELINE_PAIRS choose how often; `make restart-test` runs what is promised."""
+
+    def longest_step(self, name, restarts, seconds):
+        """Of a run of so many seconds, in which the scheduler is killed and restarted so many times."""
+        probes = [f"{name}-{i}" for i in range(3)]
+        for probe in probes:
+            self.cluster.start_probe(probe, 3, "--step-ms=20", job=name)
+        self.cluster.until_step(probes, 10)
+        began = time.monotonic()
+        for i in range(restarts):
+            until(lambda: time.monotonic() - began >= seconds * (i + 0.5) / restarts, "the next restart", seconds + 10)
+            self.cluster.kill("scheduler")
+            self.cluster.start_scheduler()
+        until(lambda: time.monotonic() - began >= seconds, "the end of the run", seconds + 10)
+        longest = max(self.cluster.longest_gap(probe, began) for probe in probes)
+        groups = self.cluster.ask("groups", name)["groups"]
+        self.assertEqual([len(g["members"]) for g in groups], [3], groups)
+        self.stop(*probes)
+        return longest
+
+    def test_the_longest_step_is_that_of_undisturbed_runs(self):
+        restarts = int(os.environ.get("PACELINE_RESTARTS", "2"))
+        pairs = int(os.environ.get("PACELINE_PAIRS", "1"))
+        ratios = []
+        for pair in range(pairs):
+            quiet = self.longest_step(f"quiet-{pair}", 0, restarts * 1.5)
+            restarted = self.longest_step(f"restarted-{pair}", restarts, restarts * 1.5)
+            ratios.append(restarted / quiet)
+            print(f"pair {pair}: longest step {quiet * 1000:.0f} ms undisturbed, {restarted * 1000:.0f} ms with "
+                  f"{restarts} restarts", flush=True)
+        # One pair is a look, not a measurement: its bar is that nothing waited for a timeout.
+        if pairs >= 3:
+            self.assertLessEqual(sorted(ratios)[len(ratios) // 2], 2, ratios)
+        else:
+            self.assertLess(restarted, FAILURE_TIMEOUT_S)
+
+
+class Random(harness.ClusterTest):
+    """PACELINE_KILLS and PACELINE_SEED choose how often and when; `make kill-test` runs more."""
+
+    def test_one_of_four_is_killed_at_random_moments(self):
+        kills = int(os.environ.get("PACELINE_KILLS", "6"))
+        seed = int(os.environ.get("PACELINE_SEED", "1"))
+        moments = random.Random(seed)
+        names = [f"w{i}" for i in range(4)]
+        for name in names:
+            self.cluster.start_probe(name, 4, "--sample-count=1000000000", "--epochs=1")
+        self.cluster.until_step(names, 10)
+        slowest = 0
+        for _ in range(kills):
+            victim = moments.choice(names)
+            others = [n for n in names if n != victim]
+            time.sleep(moments.uniform(0, 0.05))  # the moment is what is random
+            self.cluster.kill(victim)
+            killed = time.monotonic()
+            reached = {n: self.cluster.step(n) for n in others}
+            until(lambda: all(self.cluster.step(n) > reached[n] + 2 for n in others),
+                  lambda: "\n".join([f"survivors of {victim} to go on"] + [self.cluster.log(n) for n in [*others, "scheduler"]]))
+            gap = max(self.cluster.longest_gap(n, killed) for n in others)
+            slowest = max(slowest, gap)
+            # Promised: detection in failure timeout + 0.5 s, then 1 s + one exchange.
+            self.assertLess(gap, FAILURE_TIMEOUT_S + 1.5 + SLACK_S, f"after the death of {victim}, seed {seed}")
+            self.cluster.start_probe(victim, 4, "--sample-count=1000000000", "--epochs=1")
+            self.cluster.until_members(names, 4)
+        self.stop(*names)
+        job = self.cluster.ask("jobs")
+        self.assertEqual(job["samples_drawn"],
+                         job["samples_applied"] + job["samples_discarded"] + job["samples_returned"], job)
+        print(f"{kills} kills, seed {seed}: the longest step after one was {slowest:.2f} s", flush=True)
+
+
+class Launched:
+    """pacelinectl run in a folder of its own."""
+
+    def __init__(self, test, *flags, program=None, env=None):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="paceline-launch-"))
+        test.addCleanup(shutil.rmtree, self.folder)
+        self.log = open(self.folder / "launcher.log", "wb")
+        test.addCleanup(self.log.close)
+        command = [str(harness.BIN / "pacelinectl"), "run", "--output=run", *flags, "--",
+                   *(program or [str(harness.PROBE)])]
+        self.process = subprocess.Popen(command, cwd=self.folder, stdout=self.log, stderr=self.log,
+                                        start_new_session=True, env={**os.environ, **(env or {})})
+        test.addCleanup(self.end)
+
+    def end(self):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    def text(self, name="launcher"):
+        path = self.folder / ("launcher.log" if name == "launcher" else f"run/{name}.log")
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def summary(self):
+        path = self.folder / "run" / "summary.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def pids(self):
+        return {p["name"]: p["pid"] for p in self.summary().get("processes", []) if not p.get("ended")}
+
+    def running(self, step=10):
+        """Waits until every worker has made some steps; their process ids."""
+        def all_step():
+            pids = self.pids()
+            workers = [n for n in pids if n.startswith("worker")]
+            made = [self.text(n).count("\nstep=") for n in workers]
+            return pids if workers and len(made) == len(workers) and min(made) >= step else None
+        return until(all_step, lambda: "workers to make steps\n" + self.text())[0]
+
+
+class LauncherTest(harness.ClusterTest):
+    SERVERS = 0
+
+    def nothing_is_left(self, pids):
+        until(lambda: not any(pathlib.Path(f"/proc/{pid}").exists() for pid in pids.values()), "no orphan", 5)
+
+    def test_a_death_that_the_launcher_sees_is_known_at_once(self):
+        # Half a minute of silence would be needed without it.
+        launched = Launched(self, "--workers=3", "--servers=1", "--failure-timeout-ms=30000", "--restarts=1")
+        pids = launched.running()
+        survivor = "worker-0"
+        os.kill(pids["worker-2"], signal.SIGKILL)
+        killed = time.monotonic()
+        until(lambda: "died: its process ended: signal 9" in launched.text("scheduler"), launched.text, 5)
+        steps = launched.text(survivor).count("\nstep=")
+        until(lambda: launched.text(survivor).count("\nstep=") > steps + 5, "the survivors to go on", 5)
+        times = [int(line.rsplit("=", 1)[1]) / 1e6 for line in launched.text(survivor).splitlines()
+                 if line.startswith("step=")]
+        gap = max(b - a for a, b in zip(times, times[1:]) if b > killed)
+        # Promised: detection in 0.2 s, then the round within 1 s.
+        self.assertLess(gap, 0.2 + 1 + SLACK_S)
+        until(lambda: launched.text("worker-2").count("started ") == 2, "worker-2 to be back")
+        launched.process.send_signal(signal.SIGTERM)
+        self.assertEqual(launched.process.wait(timeout=5), 128 + signal.SIGTERM)
+        self.nothing_is_left(pids)
+
+    def test_signals_end_everything(self):
+        for how in (signal.SIGINT, signal.SIGTERM):
+            with self.subTest(how.name):
+                launched = Launched(self, "--workers=2", "--servers=2")
+                pids = launched.running()
+                self.assertEqual(len(pids), 5)
+                launched.process.send_signal(how)
+                self.assertEqual(launched.process.wait(timeout=5), 128 + how)
+                self.nothing_is_left(pids)
+                self.assertEqual(launched.summary()["outcome"], "interrupted")
+
+    def test_a_killed_launcher_leaves_nothing(self):
+        launched = Launched(self, "--workers=2", "--servers=1")
+        pids = launched.running()
+        launched.process.kill()
+        launched.process.wait()
+        self.nothing_is_left(pids)
+        self.assertEqual(launched.summary()["outcome"], "interrupted")
+
+    def test_each_role_that_fails_is_named_and_the_exit_code_tells(self):
+        for role in ("worker-1", "server-0", "scheduler"):
+            with self.subTest(role):
+                launched = Launched(self, "--workers=2", "--servers=1", "--failure-timeout-ms=1500", program=[
+                    str(harness.PROBE), "--steps=200"])
+                pids = launched.running()
+                os.kill(pids[role], signal.SIGKILL)
+                self.assertEqual(launched.process.wait(timeout=30), 1, launched.text())
+                self.assertRegex(launched.text(), rf"{role} (failed|ended while the job ran): signal 9")
+                self.nothing_is_left(pids)
+
+    def test_workers_that_all_fail_are_no_success(self):
+        launched = Launched(self, "--workers=2", "--servers=1", program=["/bin/sh", "-c", "exit 3"])
+        self.assertEqual(launched.process.wait(timeout=20), 1)
+        self.assertIn("failed: exit code 3", launched.text())
+        self.assertEqual(launched.summary()["outcome"], "failed")
+
+
+if __name__ == "__main__":
+    harness.main()

@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""Workers join, leave, die and come back. Every step of every probe checks each weight (probe_worker.cc)."""
+
+import signal
+import time
+
+import harness
+from harness import FAILURE_TIMEOUT_S, SLACK_S, until
+
+
+class Leaving(harness.ClusterTest):
+    def test_one_has_ten_rounds_the_other_eleven(self):
+        self.cluster.start_probe("w0", 2, "--steps=10")
+        self.cluster.start_probe("w1", 2, "--steps=11")
+        self.ends_well("w0", "w1")
+        self.assertEqual(len(self.cluster.steps("w0")), 10)
+        self.assertEqual(len(self.cluster.steps("w1")), 11)
+        # Each of the eleven took exactly 1 from every weight, the last one alone as well.
+        self.assertIn("left steps=11 weight=999989 ", self.cluster.text("w1"))
+
+    def test_rank_0_ends_early_and_nothing_depends_on_it(self):
+        for i in range(3):
+            self.cluster.start_probe(f"w{i}", 3, f"--steps={10 if i == 0 else 60}", f"--index={i}")
+            # Ranks are given in the order of joining.
+            until(lambda: f"worker w{i}, rank {i}" in self.cluster.text("scheduler"), f"w{i} to be rank {i}")
+        self.ends_well("w0")
+        self.cluster.until_step(["w1", "w2"], 55)
+        self.assertTrue(all(self.cluster.running(f"server-{i}") for i in range(2)))
+        self.ends_well("w1", "w2")
+
+    def test_one_joins_one_is_removed_and_nobody_stops(self):
+        for i in range(2):
+            self.cluster.start_probe(f"w{i}", 2)
+        self.cluster.until_step(["w0", "w1"], 50)
+        begin = time.monotonic()
+        self.cluster.start_probe("w2", 2)
+        self.cluster.until_members(["w0", "w1", "w2"], 3)
+        self.cluster.until_step(["w0"], 100)
+        reply = self.cluster.ctl("remove", "job", "w1", "--reason=a test")
+        self.assertEqual(reply.returncode, 0, reply.stderr)
+        self.ends_well("w1")
+        self.assertIn("removed by an operator: a test", self.cluster.text("w1"))
+        self.cluster.until_members(["w0", "w2"], 2)
+        # Nobody waited: no failure timeout is in any step.
+        self.assertLess(self.cluster.longest_gap("w0", begin), FAILURE_TIMEOUT_S)
+        self.assertEqual(self.cluster.events("fence"), [])
+        self.assertEqual(self.cluster.ctl("remove", "job", "w1").returncode, 4)
+        self.stop("w0", "w2")
+
+
+class Dying(harness.ClusterTest):
+    def die_and_return(self, name, others, everyone):
+        step = self.cluster.step(others[0])
+        self.cluster.kill(name)
+        killed = time.monotonic()
+        self.cluster.until_step(others, step + 5)
+        self.cluster.until_members(others, everyone - 1)
+        for other in others:
+            # Promised: failure timeout + 1 s + one exchange.
+            self.assertLess(self.cluster.longest_gap(other, killed), FAILURE_TIMEOUT_S + 1 + SLACK_S)
+        self.cluster.start_probe(name, everyone)
+        self.cluster.until_members([name, *others], everyone)
+
+    def test_one_of_four_is_killed_in_a_round_twice_and_rejoins(self):
+        names = [f"w{i}" for i in range(4)]
+        for name in names:
+            self.cluster.start_probe(name, 4)
+        self.cluster.until_step(names, 20)
+        for _ in range(2):
+            self.die_and_return("w2", ["w0", "w1", "w3"], 4)
+        # The replacement began with the weights of then, not with its own initial values.
+        self.assertEqual(self.cluster.text("w2").count("initial=1000000 step=0"), 1)
+        self.assertEqual(self.cluster.text("w2").count("initial=1000000"), 3)
+        self.stop(*names)
+
+    def test_death_before_the_first_round_is_not_waited_for_for_ever(self):
+        for moment in ("joined", "ready"):
+            with self.subTest(moment):
+                names = [f"{moment}-{i}" for i in range(3)]
+                for name in names[:2]:
+                    self.cluster.start_probe(name, 3, "--steps=30", job=moment)
+                self.cluster.start_probe(names[2], 3, f"--die={moment}", job=moment)
+                self.assertEqual(self.cluster.wait(names[2]), -signal.SIGKILL)
+                self.ends_well(*names[:2])
+
+    def test_stopped_beyond_the_timeout_and_continued(self):
+        names = [f"w{i}" for i in range(3)]
+        for name in names:
+            self.cluster.start_probe(name, 3)
+        self.cluster.until_step(names, 20)
+        self.cluster.kill("w1", signal.SIGSTOP)
+        stopped = time.monotonic()
+        self.cluster.until_members(["w0", "w2"], 2)
+        self.cluster.until_step(["w0", "w2"], self.cluster.step("w0") + 20)
+        for name in ("w0", "w2"):
+            self.assertLess(self.cluster.longest_gap(name, stopped), FAILURE_TIMEOUT_S + 1 + SLACK_S)
+        self.cluster.kill("w1", signal.SIGCONT)
+        self.cluster.until_members(names, 3)  # it rejoined by itself
+        self.assertIn("rejoins: ", self.cluster.text("w1"))
+        self.stop(*names)
+
+    def test_stopped_for_less_than_the_timeout_is_slow_not_dead(self):
+        for i in range(2):
+            self.cluster.start_probe(f"w{i}", 2)
+        self.cluster.until_step(["w0", "w1"], 20)
+        self.cluster.kill("w1", signal.SIGSTOP)
+        time.sleep(FAILURE_TIMEOUT_S / 3)  # the time itself is what is tested
+        self.cluster.kill("w1", signal.SIGCONT)
+        self.cluster.until_step(["w0", "w1"], 60)
+        self.assertEqual(self.cluster.events("fence"), [])
+        self.stop("w0", "w1")
+
+
+class Training(harness.ClusterTest):
+    """paceline-worker, which draws samples: the ledger has to be exact."""
+
+    SAMPLES = 55_000
+
+    def test_groups_train_without_waiting_for_each_other(self):
+        for index in range(4):
+            self.cluster.start_worker(index, 4, "--groups=3,1", "--epochs=1", "--slowdown=1,1,1,3")
+        self.ends_well("w0", "w1", "w2", "w3")
+        job = self.samples_are_accounted_for(self.SAMPLES)
+        self.assertEqual(job["samples_discarded"], 0)
+        # Counted update by update, and by the formula from versions alone (docs/staleness.md).
+        staleness = self.cluster.ask("staleness")
+        self.assertEqual(len(staleness["by_group"]), 2)
+        for group in staleness["by_group"]:
+            self.assertEqual(group["sum"], group["formula_sum"], group)
+        accuracy = {m["worker"]: m["value"] for m in job["metrics"] if m["name"] == "test_accuracy"}
+        self.assertEqual(len(accuracy), 4)
+        self.assertEqual(len(set(accuracy.values())), 1, "all workers end with the same weights")
+        self.assertGreater(min(accuracy.values()), 0.75)
+
+    def test_one_is_killed_and_one_stopped_and_no_sample_is_lost(self):
+        for index in range(3):
+            self.cluster.start_worker(index, 3, "--epochs=2")
+        until(lambda: self.cluster.group_step(0) >= 20, "20 steps")
+        self.cluster.kill("w1")
+        self.cluster.start_worker(1, 3, "--epochs=2")
+        until(lambda: (self.cluster.ask("jobs") or {}).get("workers_live") == 3, "w1 to be back")
+        self.cluster.kill("w2", signal.SIGSTOP)
+        until(lambda: any("w2 died" in e for e in self.cluster.events("fence")), "w2 to be taken for dead")
+        self.cluster.kill("w2", signal.SIGCONT)
+        self.ends_well("w0", "w1", "w2")
+        self.samples_are_accounted_for(2 * self.SAMPLES)
+
+
+class Starting(harness.ClusterTest):
+    def test_different_initial_values_and_a_writer_that_dies(self):
+        names = [f"w{i}" for i in range(3)]
+        for i, name in enumerate(names):
+            # 24 MB each: the writer is killed while its values are on their way.
+            self.cluster.start_probe(name, 3, f"--initial={2_000_000 + i}", "--elements=1000000", "--tensors=6",
+                                     "--steps=10")
+        writer, _ = until(lambda: next((e.split()[1] for e in self.cluster.events("writer")), None), "a writer")
+        self.cluster.kill(writer)
+        names.remove(writer)
+        self.ends_well(*names)
+        starts = {line.split()[2] for name in names for line in self.cluster.text(name).splitlines()
+                  if line.startswith("started")}
+        self.assertEqual(len(starts), 1, "all started from one worker's values")
+        self.assertIn(starts.pop(), {f"initial={2_000_000 + i}" for i in range(3)})
+
+    def test_two_jobs_at_once_and_a_third_after_them(self):
+        for job, initial in (("a", 1_000), ("b", 2_000)):
+            for i in range(2):
+                self.cluster.start_probe(f"{job}{i}", 2, f"--initial={initial}", "--steps=40", job=job)
+        self.ends_well("a0", "a1", "b0", "b1")
+        for i in range(2):
+            self.cluster.start_probe(f"c{i}", 2, "--initial=3000", "--steps=5", job="a")
+        self.ends_well("c0", "c1")
+        for name, start, end in (("a0", 1_000, 960), ("b0", 2_000, 1_960), ("c0", 3_000, 2_995)):
+            self.assertIn(f"initial={start} ", self.cluster.text(name))
+            self.assertIn(f"weight={end} ", self.cluster.text(name))
+
+
+class FewTensors(harness.ClusterTest):
+    SERVERS = 4
+
+    def test_more_servers_than_tensors(self):
+        for i in range(2):
+            self.cluster.start_probe(f"w{i}", 2, "--tensors=1", "--elements=3", "--steps=20")
+        self.ends_well("w0", "w1")
+
+
+if __name__ == "__main__":
+    harness.main()
