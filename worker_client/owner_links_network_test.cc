@@ -35,6 +35,7 @@ class AnsweringSink final : public FrameSink {
 
 class OutcomeCounter final : public OwnerLinks::Listener {
  public:
+  void OnLinkDown(const ServerInfo&, Ticks, const std::string&) override {}
   void OnOutcome(const std::shared_ptr<ChunkOp>& op, const absl::Status& status) override {
     monitor.Change([&] {
       ++outcomes;
