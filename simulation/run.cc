@@ -28,9 +28,8 @@ class Simulation {
     cluster_.scheduler = &scheduler_;
     cluster_.network = &network_;
     for (uint32_t i = 0; i < scenario_.servers; ++i) {
-      cluster_.servers.push_back(std::make_unique<SimServer>(&world_, &scenario_, &options_.bugs,
-                                                             &checker_, &scheduler_, &network_,
-                                                             absl::StrCat("server-", i)));
+      cluster_.servers.push_back(std::make_unique<SimServer>(
+          &world_, &options_.bugs, &checker_, &scheduler_, &network_, absl::StrCat("server-", i)));
       cluster_.servers.back()->find_server = [this](const std::string& name) {
         for (const auto& server : cluster_.servers) {
           if (server->name() == name) return server.get();
