@@ -80,7 +80,8 @@ class Probe {
     chunks_ =
         CutIntoChunks({"t0", {options_.elements}, DType::kF32, false}, session_.spec().chunk_bytes);
     for (uint32_t t = 0; t < options_.tensors; ++t) {
-      PACELINE_ASSIGN_OR_RETURN(const Operation pull, session_.Pull(handles_[t], weights_[t], {}));
+      PACELINE_ASSIGN_OR_RETURN(const OperationHandle pull,
+                                session_.Pull(handles_[t], weights_[t], {}));
       PACELINE_ASSIGN_OR_RETURN(const OperationResult result, session_.Wait(pull));
       if (t == 0) base_ = weights_[0][0] + static_cast<float>(result.versions[0].count);
       PACELINE_RETURN_IF_ERROR(Check(t, result));
@@ -101,7 +102,7 @@ class Probe {
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(options_.step_ms));
     const std::vector<float> gradient(options_.elements, static_cast<float>(samples.value()));
-    std::vector<Operation> operations;
+    std::vector<OperationHandle> operations;
     OperationOptions options;
     options.samples = samples;
     for (uint32_t t = 0; t < options_.tensors; ++t) {
@@ -109,7 +110,7 @@ class Probe {
                                 session_.PushPull(handles_[t], gradient, weights_[t], options));
     }
     std::vector<OperationResult> results;
-    for (const Operation operation : operations) {
+    for (const OperationHandle operation : operations) {
       PACELINE_ASSIGN_OR_RETURN(results.emplace_back(), session_.Wait(operation));
     }
     for (uint32_t t = 0; t < options_.tensors; ++t) {
