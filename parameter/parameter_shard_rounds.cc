@@ -69,6 +69,8 @@ void ParameterShard::Contribute(const Operation& operation, const Piece& piece,
   member.Acknowledge(operation.acknowledged);
   const OperationId id = IdOf(operation);
   if (OpenOperation* open = member.Find(id)) {
+    // Answered by the owner before this one, and asked for here for the first time.
+    if (open->operation.sequence == Sequence(0)) open->operation = operation;
     // `position` is that of the sender at this step; in another round it may be another member's.
     if (KeyOf(open->operation) != KeyOf(operation)) {
       return Refuse(operation, piece, OperationStatus::kBadRequest, replies);
@@ -112,7 +114,6 @@ void ParameterShard::Contribute(const Operation& operation, const Piece& piece,
 void ParameterShard::Again(OpenOperation& open, const Operation& operation, const Piece& piece,
                            Replies* replies) {
   if (!IsLast(operation, piece)) return;
-  if (open.operation.sequence == Sequence(0)) open.operation = operation;  // of the owner before
   TakeNewer(open.operation, operation);
   if (!open.reply) return;  // its round will answer
   Reply reply = *open.reply;

@@ -27,7 +27,8 @@ class Balancer {
   std::vector<ChunkMove> Run() {
     if (loads_.empty()) return {};
     for (const OwnedChunk& chunk : homeless_) Move(chunk, Least());
-    const bool uneven = Least()->second.bytes < Mean() / 5 * 4;
+    const bool uneven =
+        Least()->second.bytes < Mean() / 5 * 4 || Most()->second.bytes > Mean() + Mean() / 4;
     while (uneven && MoveOne()) {
     }
     std::erase_if(moves_, [](const ChunkMove& move) { return move.from == move.to; });

@@ -34,13 +34,13 @@ TEST(RebalanceTest, NothingMovesWhereNobodyComesOrGoes) {
 
 TEST(RebalanceTest, WhatNobodyMayOwnGoesToTheLeastLoaded) {
   const std::vector<OwnedChunk> chunks = {Chunk(0, 60, 9), Chunk(1, 50, 9), Chunk(2, 40, 9),
-                                          Chunk(3, 10, 1)};
+                                          Chunk(3, 20, 1)};
   const std::vector<ChunkMove> moves = Rebalance(chunks, {NodeId(1), NodeId(2)});
   ASSERT_EQ(moves.size(), 3u);
   EXPECT_EQ(moves[0].chunk.tensor, TensorId(0)) << "the largest first";
-  // 60 to the empty one, then 50 and 40 to the other: 100 and 60.
+  // 60 to the empty one, 50 to the other, which has 70 then, and 40 to the first again.
   EXPECT_EQ(LoadsAfter(chunks, moves),
-            (std::map<NodeId, uint64_t>{{NodeId(1), 100}, {NodeId(2), 60}}));
+            (std::map<NodeId, uint64_t>{{NodeId(1), 70}, {NodeId(2), 100}}));
 }
 
 TEST(RebalanceTest, ANewOwnerGetsItsShareAndNoMoreMovesThanThatTakes) {
@@ -78,7 +78,7 @@ TEST(RebalanceTest, RandomCasesEndWithinFivePercentOrOneChunkOfTheMean) {
     }
     const uint64_t mean = total / servers;
     for (const auto& [owner, bytes] : loads) {
-      EXPECT_LE(bytes, std::max({mean + mean / 20, least + largest, mean * 5 / 4 + largest}));
+      EXPECT_LE(bytes, std::max({mean + mean / 20, least + largest, mean * 5 / 4}));
     }
   }
 }

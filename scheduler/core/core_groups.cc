@@ -86,7 +86,8 @@ std::vector<NodeRef> Core::Impl::FencedOf(const JobRecord& job) const {
     if (record.role != Role::kWorker || record.job != job.id) continue;
     if (record.state == scheduler::NodeState::kLeft) continue;
     const uint64_t newest = record.incarnation.value();
-    fenced.push_back({id, Incarnation(record.live() ? newest - 1 : newest)});
+    const Incarnation over(record.live() ? newest - 1 : newest);
+    if (over > Incarnation(0)) fenced.push_back({id, over});
   }
   return fenced;
 }

@@ -219,6 +219,7 @@ class Core::Impl {
   void ProposeMoves(JobId id);
   std::vector<ChunkMove> NextMoves(const JobRecord& job) const;
   void AckMove(JobId id, NodeId from);
+  bool OwnsChunks(NodeId server) const;
   void SayDrained();
 
   // ---- core_samples.cc: samples and reports

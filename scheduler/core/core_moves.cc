@@ -152,12 +152,15 @@ void Core::Impl::AckMove(JobId id, NodeId from) {
   SayDrained();
 }
 
+bool Core::Impl::OwnsChunks(NodeId server) const {
+  return std::any_of(state_.jobs.begin(), state_.jobs.end(), [&](const auto& entry) {
+    return entry.second.active() && OwnersOf(entry.second).count(server) > 0;
+  });
+}
+
 void Core::Impl::SayDrained() {
   for (NodeId id : LiveServers()) {
-    const bool owns = std::any_of(state_.jobs.begin(), state_.jobs.end(), [&](const auto& entry) {
-      return entry.second.active() && OwnersOf(entry.second).count(id) > 0;
-    });
-    if (!node(id).draining || owns || !drained_.insert(id).second) continue;
+    if (!node(id).draining || OwnsChunks(id) || !drained_.insert(id).second) continue;
     Say("", "drained", absl::StrCat("server ", node(id).name, " owns nothing and may be ended"));
   }
 }

@@ -474,11 +474,7 @@ TEST_F(CoreTest, ADrainingServerHandsOverEverythingInBatches) {
   EXPECT_TRUE(c.Received<PlanDirective>(W(0)).back().plan.moves.empty());
   EXPECT_EQ(c.Received<PlanDirective>(W(0)).back().plan.servers.size(), 1u);
   EXPECT_FALSE(c.Received<PrepareDirective>(W(0)).empty()) << "the joiner's turn";
-  const ClusterView cluster = std::get<ClusterView>(c.Operate(StatusQuery{}));
-  for (const NodeView& node : cluster.nodes) {
-    if (node.node != zero) continue;
-    EXPECT_EQ(node.state, "drained");
-  }
+  EXPECT_EQ(StateOf("server-0"), "drained");
   // It may go without harm.
   c.Ask("server-0", LeaveRequest{"drained", 0, {}});
   EXPECT_EQ(c.Job("mnist").state, JobState::kRunning);
@@ -514,6 +510,8 @@ TEST_F(CoreTest, ARestartedSchedulerGoesOnWithMoves) {
   for (const TensorPlan& tensor : c.Job("mnist").tensors)
     EXPECT_EQ(tensor.owners[0], c.joined.at("server-1").self.node);
   EXPECT_TRUE(c.Received<PlanDirective>("server-1").back().plan.moves.empty());
+  c.RestartScheduler();
+  EXPECT_EQ(StateOf("server-0"), "drained") << "as before the restart";
 }
 
 TEST_F(CoreTest, BelowMinWorkersNobodyBeginsAStep) {
@@ -540,6 +538,15 @@ TEST_F(CoreTest, OwnersLearnWithThePlanWhoIsFenced) {
   std::vector<NodeRef> fenced = c.Received<PlanDirective>("server-0").back().plan.fenced;
   EXPECT_NE(std::find(fenced.begin(), fenced.end(), first), fenced.end());
   EXPECT_TRUE(c.Received<PlanDirective>(W(0)).back().plan.fenced.empty());
+}
+
+TEST_F(CoreTest, TheFirstNodeOfAClusterHasNothingBeforeItToFence) {
+  for (uint32_t i = 0; i < 2; ++i) ASSERT_TRUE(c.Join(c.Worker(W(i), Spec(2), i)).ok());
+  Register(W(0));
+  ASSERT_TRUE(c.Join(c.Server("server-0")).ok());
+  for (const NodeRef& fenced : c.Received<PlanDirective>("server-0").back().plan.fenced) {
+    EXPECT_GT(fenced.incarnation, Incarnation(0)) << fenced.node;
+  }
 }
 
 TEST_F(CoreTest, RecordsOfGoneServersAreBounded) {

@@ -60,6 +60,13 @@ class CoreTest : public testing::Test {
     }
     return text;
   }
+  std::string StateOf(const std::string& name) {
+    const ClusterView cluster = std::get<ClusterView>(c.Operate(StatusQuery{}));
+    for (const NodeView& node : cluster.nodes) {
+      if (node.name == name) return node.state;
+    }
+    return "";
+  }
   ClusterForTest c;
 };
 

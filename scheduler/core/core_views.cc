@@ -23,8 +23,9 @@ NodeView Core::Impl::ViewOf(const NodeRecord& record) const {
   view.job = record.job_name;
   if (record.role == Role::kWorker) view.rank = record.rank;
   view.state = std::string(Name(record.state));
-  if (record.live() && record.draining)
-    view.state = drained_.count(record.id) ? "drained" : "draining";
+  if (record.live() && record.draining) {
+    view.state = OwnsChunks(record.id) ? "draining" : "drained";
+  }
   view.process_id = record.process_id;
   if (auto it = sessions_.find(record.id); it != sessions_.end()) {
     view.last_seen_ms = AgoMs(it->second.last_seen);

@@ -69,7 +69,7 @@ class Dying(harness.ClusterTest):
         for _ in range(2):
             self.die_and_return("w2", ["w0", "w1", "w3"], 4)
         # The replacement began with the weights of then, not with its own initial values.
-        self.assertEqual(self.cluster.text("w2").count("initial=1000000 step=0"), 1)
+        self.assertEqual(self.cluster.text("w2").count("initial=1000000 step=1"), 1)
         self.assertEqual(self.cluster.text("w2").count("initial=1000000"), 3)
         self.stop(*names)
 

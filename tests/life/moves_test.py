@@ -14,7 +14,7 @@ class Moves(harness.ClusterTest):
     def start_training(self, workers, *flags):
         names = [f"w{i}" for i in range(workers)]
         for name in names:
-            self.cluster.start_probe(name, workers, *self.MODEL, "--sample-count=1000000000", "--epochs=1", *flags)
+            self.cluster.start_probe(name, workers, *self.MODEL, "--sample-count=1000000", "--epochs=100000", *flags)
         self.cluster.until_step(names, 20)
         return names
 
@@ -24,9 +24,7 @@ class Moves(harness.ClusterTest):
 
     def exact(self, names):
         self.stop(*names)
-        job = self.cluster.ask("jobs")
-        self.assertEqual(job["samples_drawn"],
-                         job["samples_applied"] + job["samples_discarded"] + job["samples_returned"], job)
+        job = self.samples_are_accounted_for()
         self.assertEqual(job["samples_discarded"], 0)
 
     def test_a_server_drains_and_ends_while_the_job_runs(self):
@@ -51,7 +49,9 @@ class Moves(harness.ClusterTest):
         self.cluster.start_server("server-2")
         until(lambda: self.cluster.events("moved"), "chunks to arrive")
         owned = lambda: {n["name"]: n["chunks"] for n in self.cluster.ask("nodes")["nodes"] if n["chunks"]}
-        until(lambda: len(owned()) == 3 and max(owned().values()) - min(owned().values()) <= 4, "an even spread")
+        # 104 chunks: a third and 10 %. Of the bytes it is 5 %, and the last chunk of each tensor is small.
+        until(lambda: len(owned()) == 3 and max(owned().values()) <= 38,
+              lambda: f"an even spread: {owned()}\n{self.cluster.log('scheduler')}")
         for server in ("server-0", "server-1"):
             self.assertEqual(self.cluster.ctl("drain", server).returncode, 0)
         refused = self.cluster.ctl("drain", "server-2")
@@ -70,7 +70,7 @@ class Moves(harness.ClusterTest):
         self.cluster.start_scheduler()
         self.cluster.until_members(["w0", "w1"], 2)
         until(lambda: self.state_of("server-0") == "drained", lambda: self.cluster.log("scheduler"))
-        self.cluster.start_probe("w2", 3, *self.MODEL, "--sample-count=1000000000", "--epochs=1")
+        self.cluster.start_probe("w2", 3, *self.MODEL, "--sample-count=1000000", "--epochs=100000")
         self.cluster.until_members(names, 3)
         self.exact(names)
 
