@@ -139,7 +139,8 @@ class Random(harness.ClusterTest):
             gap = max(self.cluster.longest_gap(n, killed) for n in others)
             slowest = max(slowest, gap)
             # Promised: detection in failure timeout + 0.5 s, then 1 s + one exchange.
-            self.assertLess(gap, FAILURE_TIMEOUT_S + 1.5 + SLACK_S, f"after the death of {victim}, seed {seed}")
+            self.assertLess(gap, FAILURE_TIMEOUT_S + 1.5 + SLACK_S, f"after the death of {victim} at {killed}, seed {seed}"
+                            + "".join("\n" + self.cluster.log(n) for n in [*names, "scheduler"]))
             self.cluster.start_probe(victim, 4, "--sample-count=1000000", "--epochs=100000")
             self.cluster.until_members(names, 4)
         self.stop(*names)

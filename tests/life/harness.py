@@ -50,6 +50,7 @@ class Cluster:
     def __init__(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="paceline-cluster-"))
         self.processes = {}
+        self.starts = {}  # name -> where in its log the newest process begins
         self.address = None
 
     # ---- Processes
@@ -63,6 +64,7 @@ class Cluster:
             command.append(f"--ready-fd={end}")
             descriptors = (end,)
         with open(self.folder / f"{name}.log", "ab") as log:
+            self.starts[name] = log.tell()
             self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
                                                     cwd=self.folder, pass_fds=descriptors,
                                                     env={**os.environ, **(env or {})})
@@ -122,8 +124,10 @@ class Cluster:
         return f"--- {name}\n" + self.text(name)[-3000:]
 
     def steps(self, name):
-        """[(step, members, version, seconds)] of a probe."""
-        found = re.findall(r"^step=(\d+) members=(\d+) version=(\d+) at_us=(\d+)$", self.text(name), re.M)
+        """[(step, members, version, seconds)] of a probe since it was started last."""
+        path = self.folder / f"{name}.log"
+        text = path.read_bytes()[self.starts[name]:].decode() if path.exists() else ""
+        found = re.findall(r"^step=(\d+) members=(\d+) version=(\d+) at_us=(\d+)$", text, re.M)
         return [(int(s), int(m), int(v), int(t) / 1e6) for s, m, v, t in found]
 
     def step(self, name):
