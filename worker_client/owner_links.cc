@@ -446,6 +446,13 @@ std::string OwnerLinks::Describe(NodeId owner) const {
                       " (not connected: ", link.last_error.message(), ")");
 }
 
+Ticks OwnerLinks::DownFor(NodeId owner) const {
+  MutexLock lock(&mutex_);
+  const auto it = links_.find(owner);
+  if (it == links_.end() || it->second.down_since == Ticks()) return Ticks(0);
+  return Clock::Real().Now() - it->second.down_since;
+}
+
 std::vector<std::string> OwnerLinks::Transports() const {
   MutexLock lock(&mutex_);
   std::vector<std::string> lines;

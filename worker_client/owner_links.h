@@ -75,6 +75,8 @@ class OwnerLinks final : public FrameSink {
 
   // "server-0 at 127.0.0.1:4301 (not connected: ...)".
   std::string Describe(NodeId owner) const;
+  // How long operations have waited for an owner that cannot be reached; 0 when none do.
+  Ticks DownFor(NodeId owner) const;
   std::vector<std::string> Transports() const;  // "server-0: tcp", a line a link
   uint64_t bytes_in() const;
   uint64_t bytes_out() const;

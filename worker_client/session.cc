@@ -229,6 +229,7 @@ std::vector<std::shared_ptr<ChunkOp>> SessionImpl::MakeBoundary(const std::set<N
   auto pending = std::make_shared<Pending>();
   *id = next_operation_++;
   pending->kind = FrameKind::kBoundary;
+  pending->began = Now();
   pending->deadline = wait ? std::min(Deadline(), Now() + patience) : Deadline();
   pending->internal = !wait;
   for (NodeId owner : owners) {

@@ -95,6 +95,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
     uint32_t remaining = 0;
     OperationResult result;
     absl::Status status;
+    Ticks began;
     Ticks deadline;
     bool done = false;
     bool internal = false;  // nobody waits for it
@@ -106,7 +107,8 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
     std::shared_ptr<ChunkOp> op;
   };
 
-  // To be given up: its deadline has passed, or the session has failed.
+  // To be given up: its deadline has passed, its owner was out of reach for as long as any
+  // operation may take, or the session has failed.
   struct Late {
     std::shared_ptr<ChunkOp> op;
     bool awaits_retry = false;

@@ -113,6 +113,7 @@ absl::StatusOr<uint64_t> SessionImpl::Issue(const OpRequest& request) {
     pending->kind = request.kind;
     pending->tensor = request.tensor;
     pending->samples = request.options.samples;
+    pending->began = Now();
     pending->deadline = Now() + request.patience.value_or(options_.deadline);
     pending->callback = request.options.done;
     pending->remaining = tensor.chunks.size();
@@ -363,15 +364,21 @@ std::vector<std::shared_ptr<ChunkOp>> SessionImpl::TakeDueRetries(Ticks now) {
 std::vector<SessionImpl::Late> SessionImpl::TakeLate(Ticks now) {
   std::vector<Late> late;
   for (const auto& [id, pending] : pending_) {
-    if (pending->done || (failed_.ok() && pending->deadline > now)) continue;
+    if (pending->done) continue;
+    // Members that start later are waited for longer than an owner that cannot be reached.
+    const auto dark = std::find_if(pending->ops.begin(), pending->ops.end(), [&](const auto& op) {
+      return links_->DownFor(op->owner) >= options_.deadline;
+    });
+    if (failed_.ok() && dark == pending->ops.end() && pending->deadline > now) continue;
     for (const std::shared_ptr<ChunkOp>& op : pending->ops) {
+      const ChunkOp& cause = dark == pending->ops.end() ? *op : **dark;
       const bool awaits_retry =
           std::erase_if(retries_, [&op](const Retry& retry) { return retry.op == op; }) > 0;
       late.push_back({op, awaits_retry,
                       !failed_.ok() ? failed_
                                     : absl::DeadlineExceededError(absl::StrCat(
-                                          DescribeOp(*pending, *op), " for ",
-                                          options_.deadline.value() / 1'000'000, " ms"))});
+                                          DescribeOp(*pending, cause), " for ",
+                                          (now - pending->began).value() / 1'000'000, " ms"))});
     }
   }
   return late;

@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "common/base/status.h"
+#include "common/runtime/clock.h"
 #include "parameter/state_codec.h"
 #include "worker_client/session_impl.h"
 
@@ -96,6 +97,7 @@ absl::Status SessionImpl::WriteState(TensorId tensor, const TensorState& state) 
     id = next_operation_++;
     pending->kind = FrameKind::kWriteState;
     pending->tensor = tensor.value();
+    pending->began = Clock::Real().Now();
     pending->deadline = Deadline();
     pending->remaining = held.chunks.size();
     pending->result.versions.resize(held.chunks.size());
