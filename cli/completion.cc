@@ -26,7 +26,7 @@ _pacelinectl() {
         COMPREPLY=($(compgen -f -- "$current"))
         return
       fi
-      COMPREPLY=($(compgen -W "--workers --servers --groups --job --output --restarts --config --set
+      COMPREPLY=($(compgen -W "--workers --servers --groups --job --output --restarts --add --config --set
         --print-config --epochs --batch-size --sample-count --policy --optimizer --deterministic
         --seed --scheduler --insecure --tls-cert --tls-key --tls-ca --help --" -- "$current")) ;;
     status | jobs | nodes | groups | staleness)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <variant>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
 
@@ -29,6 +30,27 @@ absl::Status JobMonitor::CheckName(Ticks timeout) {
     }
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<JobMonitor::Running> JobMonitor::FindRunning(Ticks timeout) {
+  PACELINE_ASSIGN_OR_RETURN(const OperatorReply reply, client_->Operate(StatusQuery{}, timeout));
+  const auto* cluster = std::get_if<ClusterView>(&reply);
+  if (cluster == nullptr) return absl::InternalError("the scheduler answered a status query oddly");
+  for (const JobView& job : cluster->jobs) {
+    if (job.spec.name != job_) continue;
+    if (job.state != JobState::kForming && job.state != JobState::kRunning) continue;
+    Running running{job.spec, job.spec.workers};
+    for (const NodeView& node : cluster->nodes) {
+      uint32_t number = 0;
+      if (node.job == job_ && node.name.starts_with("worker-") &&
+          absl::SimpleAtoi(node.name.substr(7), &number)) {
+        running.first_free = std::max(running.first_free, number + 1);
+      }
+    }
+    return running;
+  }
+  return absl::NotFoundError(absl::StrCat("job ", job_, " does not run in this cluster; start it ",
+                                          "without --add, or see: pacelinectl jobs"));
 }
 
 absl::Status JobMonitor::Query(Ticks timeout) {

@@ -26,6 +26,13 @@ class JobMonitor {
   // DeadlineExceeded), and whether another run holds the job's name (AlreadyExists; disconnects, as
   // there is nothing to ask about that job, nor to stop).
   absl::Status CheckName(Ticks timeout);
+  // For more workers of a job that runs: its settings, and the first number no worker of it is
+  // named by (worker-NUMBER). NotFound: there is no such job.
+  struct Running {
+    JobSpec spec;
+    uint32_t first_free = 0;
+  };
+  absl::StatusOr<Running> FindRunning(Ticks timeout);
   // Renews view(), which stays what it is when the scheduler does not answer.
   absl::Status Query(Ticks timeout);
   // The cluster's daemons outlive this job and should forget it. Best effort.

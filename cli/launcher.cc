@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <utility>
 #include <vector>
@@ -26,6 +27,7 @@ constexpr int64_t kMillisecond = 1'000'000;
 constexpr Ticks kPollInterval = Milliseconds(1000);
 constexpr Ticks kPlainLineInterval = Seconds(5);
 constexpr Ticks kReadyTimeout = Seconds(20);
+constexpr Ticks kAttachTimeout = Seconds(5);
 constexpr Ticks kAskTimeout = Milliseconds(500);
 constexpr Ticks kLastCountsTimeout = Seconds(1);
 constexpr size_t kLogLines = 10;
@@ -39,9 +41,8 @@ class Launcher {
         context_(context),
         clock_(Clock::Real()),
         started_(clock_.Now()),
-        monitor_(config.job.name) {
-    restarts_left_.assign(config.job.workers, config.restarts);
-  }
+        workers_(config.add != 0 ? config.add : config.job.workers),
+        monitor_(config.job.name) {}
 
   int Run();
 
@@ -81,10 +82,12 @@ class Launcher {
   int ExitCodeOf() const;
   bool interrupted() const { return first_signal_ != 0; }
 
-  const LaunchConfig& config_;
+  LaunchConfig config_;
   const LauncherContext& context_;
   const Clock& clock_;
   const Ticks started_;
+  const uint32_t workers_;    // to start
+  uint32_t first_index_ = 0;  // of them
   SignalSource signals_;
   Guard guard_;
   std::string directory_;
@@ -92,12 +95,13 @@ class Launcher {
   std::string program_;
   JobMonitor monitor_;
   std::vector<Process> processes_;
-  std::vector<uint32_t> restarts_left_;  // by worker index
-  std::vector<uint32_t> finished_;       // indices whose worker ended well or is given up
-  std::string reason_;                   // first failure
-  bool watched_ = false;                 // the workers were started and watched to their end
-  bool stopping_ = false;                // ends of processes are expected
+  std::map<uint32_t, uint32_t> restarts_left_;  // by worker index
+  std::vector<uint32_t> finished_;              // indices whose worker ended well or is given up
+  std::string reason_;                          // first failure
+  bool watched_ = false;                        // the workers were started and watched to their end
+  bool stopping_ = false;                       // ends of processes are expected
   bool unreachable_ = false;
+  bool no_such_job_ = false;  // to add workers to
   int first_signal_ = 0;
   uint32_t unanswered_ = 0;  // polls in a row
   bool hurried_ = false;     // a second signal came
@@ -115,8 +119,9 @@ int Launcher::Run() {
   ::signal(SIGPIPE, SIG_IGN);
   absl::Status status = Prepare();
   if (status.ok() && config_.scheduler.empty()) status = StartDaemons();
-  for (uint32_t i = 0; status.ok() && !interrupted() && i < config_.job.workers; ++i) {
-    status = StartWorker(i);
+  for (uint32_t i = 0; status.ok() && !interrupted() && i < workers_; ++i) {
+    restarts_left_[first_index_ + i] = config_.restarts;
+    status = StartWorker(first_index_ + i);
   }
   if (status.ok()) {
     WatchWorkers();
@@ -233,7 +238,16 @@ absl::Status Launcher::Connect() {
 absl::Status Launcher::Attach() {
   scheduler_ = config_.scheduler;
   PACELINE_RETURN_IF_ERROR(Connect());
-  const absl::Status status = monitor_.CheckName(Seconds(5));
+  if (config_.add != 0) {
+    auto running = monitor_.FindRunning(kAttachTimeout);
+    no_such_job_ = absl::IsNotFound(running.status());
+    unreachable_ = !running.ok() && !no_such_job_;
+    PACELINE_RETURN_IF_ERROR(running.status());
+    config_.job = std::move(running->spec);
+    first_index_ = running->first_free;
+    return absl::OkStatus();
+  }
+  const absl::Status status = monitor_.CheckName(kAttachTimeout);
   unreachable_ = !status.ok() && !absl::IsAlreadyExists(status);
   return status;
 }
@@ -353,12 +367,13 @@ void Launcher::OnWorkerFailed(uint32_t index, const std::string& what) {
   }
   Fail(what);
   finished_.push_back(index);
+  if (config_.add != 0) return;
   // The others go on without it, unless the job cannot form or has too few left.
   monitor_.Query(kAskTimeout).IgnoreError();
   const std::optional<JobView>& view = monitor_.view();
   const bool formed = view && view->state != JobState::kForming;
   const uint32_t lost = static_cast<uint32_t>(finished_.size());
-  const bool enough = config_.job.workers - lost >= config_.job.min_workers;
+  const bool enough = workers_ - lost >= config_.job.min_workers;
   if (!formed || (!enough && AnyLive("worker"))) {
     stopping_ = true;
     *context_.err << "pacelinectl: "
@@ -376,6 +391,7 @@ void Launcher::Fail(const std::string& reason) {
 // The end of the workers makes the owners report once more; until then some samples are neither
 // applied nor returned. Those of a worker that was killed may stay so.
 void Launcher::QueryLastCounts() {
+  if (config_.add != 0) return;  // the job goes on
   const Ticks deadline = clock_.Now() + kLastCountsTimeout;
   do {
     if (hurried_ || !monitor_.connected()) return;
@@ -422,7 +438,7 @@ RunSummary Launcher::Summary() const {
   RunSummary summary;
   summary.job = config_.job.name;
   summary.seconds = static_cast<double>((clock_.Now() - started_).value()) * 1e-9;
-  summary.workers = config_.job.workers;
+  summary.workers = workers_;
   summary.servers = config_.scheduler.empty() ? config_.servers : (view ? view->servers : 0);
   summary.view = view;
   const bool stopped = view && view->state == JobState::kStopped;
@@ -456,7 +472,7 @@ void Launcher::Finish() {
   StopRole("worker", interrupted() ? first_signal_ : SIGTERM, Milliseconds(context_.grace_ms));
   QueryLastCounts();
   const bool ended_badly = !reason_.empty() || interrupted();
-  if (monitor_.connected() && ended_badly && !hurried_ && !unreachable_) {
+  if (monitor_.connected() && ended_badly && !hurried_ && !unreachable_ && config_.add == 0) {
     monitor_.StopJob(!reason_.empty(), Summary().reason, kAskTimeout);
   }
   // The scheduler last: a server tells it that it goes.
@@ -521,6 +537,7 @@ void Launcher::SweepStrays() {
 int Launcher::ExitCodeOf() const {
   if (interrupted()) return kExitSignalBase + first_signal_;
   if (unreachable_) return kExitUnreachable;
+  if (no_such_job_) return kExitNoSuchJob;
   return Summary().outcome == Outcome::kSucceeded ? kExitDone : kExitFailed;
 }
 

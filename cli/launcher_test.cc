@@ -25,8 +25,8 @@ namespace fs = std::filesystem;
 class FakeControl final : public ControlClient {
  public:
   FakeControl(std::optional<JobState> state, uint32_t workers_live,
-              std::vector<ProcessEndedRequest>* ended)
-      : state_(state), workers_live_(workers_live), ended_(ended) {}
+              std::vector<ProcessEndedRequest>* ended, int* stops)
+      : state_(state), workers_live_(workers_live), ended_(ended), stops_(stops) {}
   absl::StatusOr<JoinReply> Join(const JoinRequest&, Ticks) override {
     return absl::UnimplementedError("not asked here");
   }
@@ -35,6 +35,7 @@ class FakeControl final : public ControlClient {
   }
   absl::StatusOr<OperatorReply> Operate(const OperatorRequest& request, Ticks) override {
     if (const auto* ended = std::get_if<ProcessEndedRequest>(&request)) ended_->push_back(*ended);
+    *stops_ += std::holds_alternative<StopJobRequest>(request);
     const auto* query = std::get_if<StatusQuery>(&request);
     if (query == nullptr) return OperatorReply(Empty{});
     ClusterView view;
@@ -53,7 +54,13 @@ class FakeControl final : public ControlClient {
     job.group_generations = 2;
     job.tau = {20, 20, 2, {5, 10, 5}};
     job.mean = 1;
+    job.spec.workers = 2;
+    job.spec.batch_size = 48;
     view.jobs = {job};
+    NodeView added;
+    added.name = "worker-4";
+    added.job = "demo";
+    view.nodes = {added};
     return OperatorReply(view);
   }
   void Watch(NodeRef, std::function<void(Directive)>, std::function<void(absl::Status)>) override {}
@@ -65,6 +72,7 @@ class FakeControl final : public ControlClient {
   const std::optional<JobState> state_;
   const uint32_t workers_live_;
   std::vector<ProcessEndedRequest>* const ended_;
+  int* const stops_;
 };
 
 constexpr const char* kDaemon = R"sh(#!/bin/sh
@@ -88,7 +96,7 @@ class LauncherTest : public testing::Test {
     context_.environment = Environment({{"PATH", "/usr/bin:/bin"}, {"ROOT", root_}});
     context_.binary_directory = root_;
     context_.connect = [this](const std::string&, const TlsConfig&) {
-      return std::make_unique<FakeControl>(state_, workers_live_, &ended_);
+      return std::make_unique<FakeControl>(state_, workers_live_, &ended_, &stops_);
     };
     context_.out = &out_;
     context_.err = &err_;
@@ -147,6 +155,7 @@ class LauncherTest : public testing::Test {
   std::string root_;
   LaunchConfig config_;
   std::vector<ProcessEndedRequest> ended_;
+  int stops_ = 0;
   LauncherContext context_;
   std::ostringstream out_, err_;
   std::optional<JobState> state_ = JobState::kRunning;
@@ -177,6 +186,29 @@ TEST_F(LauncherTest, AJobOfTheSameNameThatStillRunsIsLeftAlone) {
             std::string::npos)
       << err_.str();
   EXPECT_FALSE(fs::exists(root_ + "/out"));
+}
+
+TEST_F(LauncherTest, AddsWorkersToAJobThatRunsAndLeavesItRunning) {
+  config_.scheduler = "127.0.0.1:1";
+  config_.add = 2;
+  workers_live_ = 3;
+  EXPECT_EQ(Run("echo $PACELINE_WORKER_NAME $PACELINE_BATCH_SIZE >> $ROOT/names; "
+                "test $PACELINE_WORKER_INDEX != 6"),
+            kExitFailed);
+  const std::string names = Read("names");
+  EXPECT_NE(names.find("worker-5 48\n"), std::string::npos) << names;
+  EXPECT_NE(names.find("worker-6 48\n"), std::string::npos) << "names that nobody had: " << names;
+  EXPECT_EQ(stops_, 0) << "the job is not this launcher's to end";
+  EXPECT_NE(err_.str().find("worker-6 failed"), std::string::npos) << err_.str();
+}
+
+TEST_F(LauncherTest, AddsNothingToAJobThatDoesNotRun) {
+  config_.scheduler = "127.0.0.1:1";
+  config_.add = 1;
+  state_ = JobState::kFinished;
+  EXPECT_EQ(Run("touch $ROOT/ran"), kExitNoSuchJob);
+  EXPECT_NE(err_.str().find("job demo does not run in this cluster"), std::string::npos);
+  EXPECT_FALSE(fs::exists(root_ + "/ran"));
 }
 
 TEST_F(LauncherTest, ADirectoryThatHoldsARunIsNotWrittenTo) {

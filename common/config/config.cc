@@ -212,6 +212,8 @@ void LaunchKeys(KeyTable& table, LaunchConfig& c) {
   table.Text("output", "directory of logs and summary.json; default: runs/JOB-TIME", &c.output);
   table.Number("restarts", "how often one worker that failed is started again", 0, 1000,
                &c.restarts);
+  table.Number("add", "workers to add to a running job, which keeps its settings; 0 = a new job", 0,
+               16'384, &c.add);
   TlsKeys(table, c.insecure, c.tls);
   AddJobKeys(table, c.job);
 }
@@ -231,6 +233,10 @@ absl::Status FinishLaunch(const KeyTable& table, LaunchConfig& c) {
   if (c.program.empty()) {
     return absl::InvalidArgumentError(
         "no program to run; put it after --, as in: pacelinectl run --workers 2 -- ./train");
+  }
+  if (c.add != 0 && (c.job.name.empty() || c.scheduler.empty())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("add: ", c.add, " workers for which job; give --scheduler and --job"));
   }
   if (c.job.name.empty()) c.job.name = JobNameOf(c.program);
   PACELINE_RETURN_IF_ERROR(CheckLaunchedJob(table, c.job));

@@ -86,6 +86,7 @@ struct LaunchConfig {
   JobSpec job;
   std::string output;     // default: runs/JOB-TIME
   uint32_t restarts = 0;  // how often a worker that failed is started again
+  uint32_t add = 0;  // not 0: so many more workers for a job that runs; `job` is its name alone
   bool insecure = false;
   TlsConfig tls;
   std::vector<std::string> program;  // and its arguments; never empty

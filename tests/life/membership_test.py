@@ -48,6 +48,26 @@ class Leaving(harness.ClusterTest):
         self.stop("w0", "w2")
 
 
+    def test_one_is_added_by_the_cli_and_ends(self):
+        for i in range(2):
+            self.cluster.start_probe(f"w{i}", 2)
+        self.cluster.until_step(["w0", "w1"], 10)
+
+        def add(name, job):
+            self.cluster.start(name, "pacelinectl", "run", f"--scheduler={self.cluster.address}", f"--job={job}", "--add=1",
+                               f"--output={name}", "--", str(harness.PROBE), "--steps=10")
+
+        add("add", "job")
+        self.cluster.until_members(["w0", "w1"], 3)
+        self.assertEqual(self.cluster.wait("add"), 0, self.cluster.log("add"))
+        self.cluster.until_members(["w0", "w1"], 2)
+        self.assertIn("left steps=10", (self.cluster.folder / "add" / "worker-2.log").read_text())
+        add("refused", "nosuchjob")
+        self.assertEqual(self.cluster.wait("refused"), 4)
+        self.assertIn("job nosuchjob does not run in this cluster", self.cluster.text("refused"))
+        self.stop("w0", "w1")
+
+
 class Dying(harness.ClusterTest):
     def die_and_return(self, name, others, everyone):
         step = self.cluster.step(others[0])
