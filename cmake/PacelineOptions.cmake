@@ -6,7 +6,9 @@ set(PACELINE_SANITIZE "" CACHE STRING "Value of -fsanitize= for every target, em
 
 find_program(PACELINE_CCACHE ccache)
 if(PACELINE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${PACELINE_CCACHE})
+  # What ccache asks for before it caches sources with precompiled headers.
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+      ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${PACELINE_CCACHE})
 endif()
 
 # No contraction: a*b+c gives the same bits whatever the compiler, the cut of a tensor or the

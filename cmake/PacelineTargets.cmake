@@ -12,6 +12,36 @@ function(paceline_any_threaded result)
   endforeach()
 endfunction()
 
+# A sanitizer build spends most of its time on reading the same headers: it precompiles them, once
+# for libraries and once for tests. The other builds do not, so that a missing #include is seen.
+function(paceline_precompile name kind)
+  if(NOT PACELINE_SANITIZE OR CMAKE_DISABLE_PRECOMPILE_HEADERS)
+    return()
+  endif()
+  if(NOT TARGET paceline_headers_${kind})
+    set(empty ${CMAKE_BINARY_DIR}/headers_${kind}.cc)
+    file(WRITE ${empty} "int main() {}\n")
+    if(kind STREQUAL tests)
+      add_executable(paceline_headers_tests ${empty})
+      target_link_libraries(paceline_headers_tests PRIVATE GTest::gmock absl::statusor absl::strings)
+      target_precompile_headers(paceline_headers_tests PRIVATE <gmock/gmock.h> <gtest/gtest.h>)
+    else()
+      add_library(paceline_headers_libraries STATIC ${empty})
+      target_link_libraries(paceline_headers_libraries PRIVATE absl::statusor absl::strings)
+    endif()
+    if(CMAKE_CXX_COMPILER_ID MATCHES Clang)
+      target_compile_options(paceline_headers_${kind} PRIVATE -Xclang -fno-pch-timestamp)
+    endif()
+    target_precompile_headers(paceline_headers_${kind} PRIVATE
+      <algorithm> <functional> <map> <memory> <optional> <set> <span> <string> <variant> <vector>
+      <absl/status/statusor.h> <absl/strings/str_cat.h>)
+  endif()
+  target_precompile_headers(${name} REUSE_FROM paceline_headers_${kind})
+  if(CMAKE_CXX_COMPILER_ID MATCHES Clang)
+    target_compile_options(${name} PRIVATE -Xclang -fno-pch-timestamp)  # or ccache never hits
+  endif()
+endfunction()
+
 # paceline_library(NAME SOURCES ... DEPS ... [PRIVATE_DEPS ...])
 # One static library per leaf folder, target paceline_NAME. DEPS become part of the interface.
 function(paceline_library name)
@@ -24,6 +54,7 @@ function(paceline_library name)
       $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}>
       $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/paceline>)
     target_link_libraries(paceline_${name} PUBLIC ${ARG_DEPS} PRIVATE ${ARG_PRIVATE_DEPS})
+    paceline_precompile(paceline_${name} libraries)
     file(RELATIVE_PATH folder ${CMAKE_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR})
     set_property(GLOBAL APPEND PROPERTY PACELINE_ARCHIVES
                  "${folder}=$<TARGET_FILE:paceline_${name}>")
@@ -62,6 +93,7 @@ function(paceline_test name)
   endif()
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gtest GTest::gtest_main)
+  paceline_precompile(${name} tests)
   add_test(NAME ${name} COMMAND ${name} ${ARG_ARGS} WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")
   foreach(label unit concurrent)

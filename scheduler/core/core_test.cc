@@ -544,7 +544,8 @@ TEST_F(CoreTest, TheFirstNodeOfAClusterHasNothingBeforeItToFence) {
   for (uint32_t i = 0; i < 2; ++i) ASSERT_TRUE(c.Join(c.Worker(W(i), Spec(2), i)).ok());
   Register(W(0));
   ASSERT_TRUE(c.Join(c.Server("server-0")).ok());
-  for (const NodeRef& fenced : c.Received<PlanDirective>("server-0").back().plan.fenced) {
+  const Plan told = c.Received<PlanDirective>("server-0").back().plan;
+  for (const NodeRef& fenced : told.fenced) {
     EXPECT_GT(fenced.incarnation, Incarnation(0)) << fenced.node;
   }
 }
