@@ -146,6 +146,8 @@ class Session {
   // The next batch of at most `count` samples. In a deterministic job it is this (step, rank)'s
   // part, possibly empty: then take part in the step with samples 0.
   // What is not pushed by the end of the step it was drawn in is discarded, and counted as that.
+  // The order of an epoch takes 4 bytes a sample of the training set in every worker (8 while the
+  // epoch changes), and its first batch takes as long as making it: about 10 ns a sample.
   virtual absl::StatusOr<SampleBatch> DrawSamples(uint32_t count) = 0;
 
   virtual absl::StatusOr<TensorState> ReadState(TensorId tensor) = 0;
