@@ -41,6 +41,13 @@ class ControlClient {
   virtual std::string Peer() const = 0;
 };
 
+// Whether a refusal is of the caller's incarnation, and not of what it asked for: a node that was
+// declared dead, has left or is unknown (FailedPrecondition; it may join again), or whose name
+// another process has taken (AlreadyExists; joining again would displace that one).
+inline bool IsOfIncarnation(const absl::Status& status) {
+  return absl::IsFailedPrecondition(status) || absl::IsAlreadyExists(status);
+}
+
 // Whether the same call may succeed later: the scheduler was away, slow to answer, or busy.
 inline bool IsWorthRetrying(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||

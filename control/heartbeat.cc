@@ -35,7 +35,7 @@ void HeartbeatThread::Run() {
   const Ticks timeout = std::max(kLeastTimeout, Ticks(interval_.value() * kTimeoutBeats));
   while (true) {
     const absl::Status status = client_->Call(self_, Heartbeat{}, timeout).status();
-    if (absl::IsFailedPrecondition(status)) return on_refused_(status);
+    if (IsOfIncarnation(status)) return on_refused_(status);
     MutexLock lock(&mutex_);
     if (!stopping_) wake_.WaitFor(&mutex_, interval_);
     if (stopping_) return;

@@ -229,7 +229,7 @@ void ServerAgent::Run() {
       status = Report();
       next_report = Now() + kReportInterval;
     }
-    if (absl::IsFailedPrecondition(status)) return Lost(status);
+    if (IsOfIncarnation(status)) return Lost(status);
     if (!status.ok() || reopen) {
       // The scheduler is away; what is queued stays. Do not spin until it is back, although the end
       // of each stream wakes this thread.

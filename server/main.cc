@@ -18,6 +18,8 @@
 namespace paceline {
 namespace {
 
+constexpr unsigned kStopSeconds = 4;
+
 // Why the scheduler no longer knows this server.
 class LostCause {
  public:
@@ -69,6 +71,8 @@ absl::Status Serve(const ServerConfig& config, const ServiceManager& manager, En
   manager.WaitForSignal(signals, [&server] { return server.Answers(); });
   manager.Stopping();
   LogInfo("server", config.name, ": ending");
+  // It waits for answers of a scheduler that may be silent; nothing is lost by not hearing them.
+  alarm(kStopSeconds);
   server.Stop();
   return lost.Get();
 }

@@ -62,7 +62,7 @@ absl::Status Server::Start() {
 }
 
 bool Server::Answers() {
-  router_->Report();
+  router_->AwaitThreads();
   return true;
 }
 

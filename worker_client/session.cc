@@ -18,6 +18,7 @@ namespace {
 constexpr Ticks kJoinPause = Milliseconds(100);
 constexpr Ticks kJoinTimeout = Seconds(5);
 constexpr Ticks kLastBoundaryPatience = Seconds(5);
+constexpr Ticks kStandingTimeout = Seconds(1);
 constexpr Ticks kWaitingLook = Milliseconds(500);
 constexpr Ticks kSayWaitingAfter = Seconds(1);
 
@@ -286,8 +287,8 @@ absl::Status SessionImpl::AdvanceStep() {
   }
   PACELINE_RETURN_IF_ERROR(SendBoundary(now, now, unused, Ticks(0)));
   MutexLock lock(&mutex_);
-  const Ticks deadline = Deadline();
   while (failed_.ok() && !plan_.waiting.empty()) {
+    if (asked_to_leave_ || (options_.stop && options_.stop())) return absl::OkStatus();
     // For as long as it takes: more workers may come.
     if (std::exchange(said_waiting_, plan_.waiting) != plan_.waiting) {
       LogInfo("worker", options_.worker_name, ": waits before the next step: ", plan_.waiting);
@@ -295,6 +296,7 @@ absl::Status SessionImpl::AdvanceStep() {
     changed_.WaitFor(&mutex_, kWaitingLook);
   }
   said_waiting_.clear();
+  const Ticks deadline = Deadline();
   while (failed_.ok() && !group_->MayAdvance()) {
     if (Now() >= deadline) {
       return absl::DeadlineExceededError(absl::StrCat(
@@ -430,9 +432,14 @@ std::optional<std::string> SessionImpl::asked_to_leave() const {
   return asked_to_leave_;
 }
 
-bool SessionImpl::declared_dead() const {
-  MutexLock lock(&mutex_);
-  return declared_dead_;
+bool SessionImpl::declared_dead() {
+  {
+    MutexLock lock(&mutex_);
+    if (standing_ != Standing::kFenced) return standing_ == Standing::kDeclaredDead;
+  }
+  // Fenced, but why: to join again under a name that another has taken would displace that one.
+  const absl::Status status = control_->Call(joined_.self, Heartbeat{}, kStandingTimeout).status();
+  return !absl::IsAlreadyExists(status);
 }
 
 Step SessionImpl::step() const {

@@ -48,6 +48,9 @@ struct SessionOptions {
   Ticks deadline = Seconds(60);         // of every blocking call, and of an operation to its reply
   Ticks start_deadline = Seconds(120);  // of Connect and Init: the others may start later
   uint64_t max_lease_samples = 1u << 20;
+  // Whether the program is to end, as after a signal: AtStepBoundary then does not wait for more
+  // workers. Called from the session's threads and the caller's; must not block.
+  std::function<bool()> stop = {};
 };
 
 // What an operation gave.
@@ -137,7 +140,9 @@ class Session {
 
   // Ends the step: what this member did not push counts as zero samples, changes of the group that
   // are due take effect, the step number grows. Call it after the step's operations were issued
-  // and waited for.
+  // and waited for. While the job has fewer than min_workers it waits, for as long as that takes,
+  // but not when this worker is to end (asked_to_leave(), SessionOptions.stop): then it returns
+  // without beginning a step, and Leave is what may be called.
   virtual absl::Status AtStepBoundary() = 0;
 
   // Released when all live workers of the job have arrived at `name`.
@@ -171,10 +176,11 @@ class Session {
   // step.
   virtual std::optional<std::string> asked_to_leave() const = 0;
 
-  // True when calls fail because the scheduler declared this incarnation dead (it was stopped or
-  // cut off for longer than failure_timeout). The job goes on; connect again under the same name to
-  // take part in it with current weights.
-  virtual bool declared_dead() const = 0;
+  // After calls have failed: true when the scheduler declared this incarnation dead (it was stopped
+  // or cut off for longer than failure_timeout). The job goes on; connect again under the same name
+  // to take part in it with current weights. False when another process has taken the name. May ask
+  // the scheduler, which takes up to 1 s.
+  virtual bool declared_dead() = 0;
 
   virtual JobId job() const = 0;
   virtual JobRank rank() const = 0;

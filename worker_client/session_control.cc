@@ -32,7 +32,7 @@ absl::StatusOr<NodeReply> SessionImpl::CallScheduler(const NodeRequest& request,
   while (true) {
     const Ticks left = std::max(deadline - Now(), kSchedulerPause);
     absl::StatusOr<NodeReply> reply = control_->Call(joined_.self, request, left);
-    if (absl::IsFailedPrecondition(reply.status())) AskWhetherDead();
+    if (IsOfIncarnation(reply.status())) AskWhetherDead();
     if (!IsWorthRetrying(reply.status()) || Now() + kSchedulerPause > deadline) return reply;
     MutexLock lock(&mutex_);
     if (!failed_.ok()) return failed_;
@@ -44,7 +44,7 @@ absl::StatusOr<NodeReply> SessionImpl::CallScheduler(const NodeRequest& request,
 // Whether a refusal was of this incarnation, and not of what it asked.
 void SessionImpl::AskWhetherDead() {
   const absl::Status status = control_->Call(joined_.self, Heartbeat{}, kControlTimeout).status();
-  if (absl::IsFailedPrecondition(status)) OnRefused(status);
+  if (IsOfIncarnation(status)) OnRefused(status);
 }
 
 void SessionImpl::Fail(absl::Status status) {
@@ -133,7 +133,7 @@ void SessionImpl::Apply(const AbortDirective& directive) { group_->OnAbort(direc
 
 void SessionImpl::Apply(const FenceDirective& directive) {
   if (directive.dead == joined_.self) {
-    declared_dead_ = true;
+    standing_ = Standing::kFenced;
     return Fail(absl::FailedPreconditionError(
         absl::StrCat("this worker was declared dead: ", directive.reason)));
   }
@@ -184,14 +184,14 @@ void SessionImpl::OpenWatch() {
 void SessionImpl::OnStreamClosed(const absl::Status& cause) {
   MutexLock lock(&mutex_);
   if (closing_ || left_) return;
-  if (leaving_ && absl::IsFailedPrecondition(cause)) {
+  if (leaving_ && IsOfIncarnation(cause)) {
     // It has left, and no word about its group comes after this.
     gone_ = true;
     changed_.SignalAll();
     return;
   }
-  if (absl::IsFailedPrecondition(cause)) {
-    declared_dead_ = true;
+  if (IsOfIncarnation(cause)) {
+    standing_ = absl::IsAlreadyExists(cause) ? Standing::kDisplaced : Standing::kDeclaredDead;
     return Fail(cause);
   }
   if (!std::exchange(away_, true)) {
@@ -217,7 +217,7 @@ bool SessionImpl::SendQueued() {
     MutexLock lock(&mutex_);
     outbox_.pop_front();
     changed_.SignalAll();
-    if (status.ok() || (leaving_ && absl::IsFailedPrecondition(status))) continue;
+    if (status.ok() || (leaving_ && IsOfIncarnation(status))) continue;
     LogWarning("worker", options_.worker_name,
                ": the scheduler refused a report: ", std::string(status.message()));
   }
@@ -257,7 +257,7 @@ bool SessionImpl::SendReport() {
     if (!std::exchange(report_now_, false) || left_) return true;
   }
   const absl::Status status = control_->Call(joined_.self, MakeReport(), kControlTimeout).status();
-  if (absl::IsFailedPrecondition(status)) OnRefused(status);
+  if (IsOfIncarnation(status)) OnRefused(status);
   MutexLock lock(&mutex_);
   if (status.ok() && !watch_lost_ && std::exchange(away_, false)) {
     LogInfo("worker", options_.worker_name, ": ", control_->Peer(), " is back");
@@ -269,7 +269,7 @@ void SessionImpl::OnRefused(const absl::Status& cause) {
   MutexLock lock(&mutex_);
   // To one that is leaving it says that it has left.
   if (left_ || leaving_) return;
-  declared_dead_ = true;
+  standing_ = absl::IsAlreadyExists(cause) ? Standing::kDisplaced : Standing::kDeclaredDead;
   Fail(cause);
 }
 

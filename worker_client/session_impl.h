@@ -60,7 +60,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   void ReportProgress(const std::map<std::string, double>& metrics) override;
   absl::Status Leave(const std::string& reason) override;
   std::optional<std::string> asked_to_leave() const override;
-  bool declared_dead() const override;
+  bool declared_dead() override;
 
   JobId job() const override { return joined_.job; }
   JobRank rank() const override { return joined_.rank; }
@@ -224,7 +224,9 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   bool left_ GUARDED_BY(mutex_) = false;
   std::string said_waiting_ GUARDED_BY(mutex_);
   std::optional<std::string> asked_to_leave_ GUARDED_BY(mutex_);
-  bool declared_dead_ GUARDED_BY(mutex_) = false;
+  // What the scheduler has said of this incarnation, or an owner or a fence without the reason.
+  enum class Standing { kMember, kFenced, kDeclaredDead, kDisplaced };
+  Standing standing_ GUARDED_BY(mutex_) = Standing::kMember;
   absl::Status failed_ GUARDED_BY(mutex_);  // ends every operation and call
   Plan plan_ GUARDED_BY(mutex_);
   bool have_plan_ GUARDED_BY(mutex_) = false;

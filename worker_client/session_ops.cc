@@ -263,7 +263,7 @@ absl::Status SessionImpl::FromReply(const Pending& pending, const ChunkOp& op) {
                  ": the gradient holds NaN or infinity and was left out");
       return absl::OkStatus();
     case FrameStatus::kFenced:
-      declared_dead_ = true;
+      if (standing_ == Standing::kMember) standing_ = Standing::kFenced;
       return absl::FailedPreconditionError(
           absl::StrCat(said, ": this worker was declared dead; connect again"));
     case FrameStatus::kJobEnded:

@@ -89,6 +89,7 @@ class RouterImpl final : public Router {
   void CutAbort(JobId job) override;
   void StopMoving() override { mover_.Stop(); }
   ServerReport Report() override;
+  void AwaitThreads() override { CollectReports(); }
 
  private:
   using JobTask = std::function<absl::Status(ShardThread&, JobShards*, ParameterShard::Replies*)>;
@@ -97,6 +98,7 @@ class RouterImpl final : public Router {
   std::shared_ptr<Arrivals> ArrivalsOf(const Plan& plan) const;
   // Runs `task` on every shard thread with its part of the job (null when it has none).
   void OnEveryThread(JobId job, Done done, JobTask task) EXCLUDES(order_mutex_);
+  std::map<JobId, JobAtServer> CollectReports();
   uint32_t BusyPermille() EXCLUDES(report_mutex_);
 
   const RouterOptions options_;
@@ -378,7 +380,7 @@ uint32_t RouterImpl::BusyPermille() {
   return static_cast<uint32_t>(std::min<uint64_t>(permille, 1000));
 }
 
-ServerReport RouterImpl::Report() {
+std::map<JobId, JobAtServer> RouterImpl::CollectReports() {
   struct Collected {
     Mutex mutex;
     CondVar changed;
@@ -409,6 +411,11 @@ ServerReport RouterImpl::Report() {
       Merge(job, std::move(part));
     }
   }
+  return jobs;
+}
+
+ServerReport RouterImpl::Report() {
+  std::map<JobId, JobAtServer> jobs = CollectReports();
   ServerReport report;
   report.bytes_in = Bytes(counters_.bytes_in.load());
   report.bytes_out = Bytes(counters_.bytes_out.load());

@@ -92,6 +92,8 @@ class Router : public FrameSink, public KeyStore {
   // What the scheduler is told: staleness and counts per job; bytes and connections. Waits for the
   // shard threads, so never called from a `done`.
   virtual ServerReport Report() = 0;
+  // Blocks until each shard thread has answered.
+  virtual void AwaitThreads() = 0;
 };
 
 std::unique_ptr<Router> NewRouter(const RouterOptions& options);

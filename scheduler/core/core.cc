@@ -116,11 +116,11 @@ absl::Status Core::Impl::CheckNode(NodeRef ref) const {
   }
   const NodeRecord& record = it->second;
   if (record.incarnation != ref.incarnation) {
-    return absl::FailedPreconditionError(
+    return absl::AlreadyExistsError(
         absl::StrCat("node ", record.name, ": incarnation ", ref.incarnation.value(),
                      " is not the newest, which is ", record.incarnation.value(),
-                     ": another process has joined under this name; join again, under one of its "
-                     "own if both are to run"));
+                     ": another process has joined under this name; give each a name of its own if "
+                     "both are to run"));
   }
   if (!record.live()) {
     return absl::FailedPreconditionError(

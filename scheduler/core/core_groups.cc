@@ -168,9 +168,7 @@ void Core::Impl::SendOpenWork(const JobRecord& job, const NodeRecord& to) {
   const std::optional<Change>& change = run.plan.change();
   if (change && change->concerned.count(to.id) > 0) SendPrepare(job, *change, to.id);
   if (run.recalled.count(to.id) > 0) Send(to.id, RecallSamplesDirective{job.id});
-  if (auto removal = run.removals.find(to.id); removal != run.removals.end()) {
-    Send(to.id, RemoveDirective{job.id, removal->second});
-  }
+  if (!to.asked_to_leave.empty()) Send(to.id, RemoveDirective{job.id, to.asked_to_leave});
   if (!run.cuts.empty() && run.cuts.front().awaited.count(to.id) > 0) {
     const scheduler::Cut& cut = run.cuts.front();
     Send(to.id, CutDirective{cut.id, job.id, cut.collecting, false, cut.steps,

@@ -79,7 +79,6 @@ struct WorkerSeen {
 struct JobRuntime {
   PlanMachine plan;
   std::map<NodeId, RequestId> leavers;
-  std::map<NodeId, std::string> removals;  // asked to leave, with the reason
   std::map<NodeId, PendingRegistration> registrations;
   std::vector<Waiting> waiting;
   std::map<std::string, std::map<NodeId, RequestId>> barriers;

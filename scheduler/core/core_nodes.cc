@@ -328,7 +328,6 @@ void Core::Impl::ForgetWaiting(JobId id, NodeId gone) {
     return true;
   });
   run.recalled.erase(gone);
-  run.removals.erase(gone);
   std::deque<scheduler::Cut> kept;
   for (size_t i = 0; i < run.cuts.size(); ++i) {
     if (run.cuts[i].from == gone && i > 0) {
@@ -377,6 +376,7 @@ void Core::Impl::EndJob(JobId id, JobState state, bool failed, const std::string
     const bool live = known != state_.nodes.end() && known->second.live();
     if (live && run.ending.count(server) == 0) Send(server, EndJobDirective{id, failed, reason});
   }
+  SayDrained();
 }
 
 }  // namespace paceline

@@ -187,8 +187,19 @@ void Core::Impl::On(const NodeRecord& from, RequestId request, ServerReport& bod
   const NodeId server = from.id;
   for (JobAtServer& report : body.jobs) {
     auto it = state_.jobs.find(report.job);
-    if (it == state_.jobs.end() || OwnersOf(it->second).count(server) == 0) continue;
+    if (it == state_.jobs.end()) {  // the end did not reach it
+      Send(server, EndJobDirective{report.job, false, "the job is over"});
+      continue;
+    }
     JobRuntime& run = runtime(report.job);
+    if (OwnersOf(it->second).count(server) == 0) {
+      if (it->second.active()) {
+        run.released.insert(server);  // perhaps by an earlier scheduler
+      } else if (run.ending.count(server) == 0) {
+        Send(server, EndJobDirective{report.job, false, it->second.reason});
+      }
+      continue;
+    }
     for (const WorkerStaleness& w : report.workers) {
       scheduler::WorkerSeen& seen = run.seen_worker[w.worker];
       if (w.tau.count != seen.count || w.last_step.value() == 0) seen = {w.tau.count, now_};

@@ -514,6 +514,24 @@ TEST_F(CoreTest, ARestartedSchedulerGoesOnWithMoves) {
   EXPECT_EQ(StateOf("server-0"), "drained") << "as before the restart";
 }
 
+// One that gave its chunks away and missed the end keeps what it knows of the job until it is told.
+TEST_F(CoreTest, AServerThatStillReportsAnEndedJobIsToldSo) {
+  Start(2, Spec(1));
+  Register(W(0));
+  c.Ask(W(0), InitDoneRequest{{TensorId(0), TensorId(1)}});
+  c.Operate(DrainServerRequest{"server-0", false});
+  c.RestartScheduler();
+  for (const char* name : {"server-0", "server-1"}) c.Feed(WatchEvent{c.joined.at(name).self});
+  JobAtServer known;
+  known.job = c.joined.at(W(0)).job;
+  c.Ask("server-0", ServerReport{Bytes(0), Bytes(0), 0, 0, {known}});
+  EXPECT_TRUE(c.Received<EndJobDirective>("server-0").empty()) << "members may still ask it";
+  c.Operate(StopJobRequest{"mnist", false, "enough"});
+  EXPECT_EQ(c.Received<EndJobDirective>("server-0").size(), 1u);
+  c.Ask("server-0", ServerReport{Bytes(0), Bytes(0), 0, 0, {known}});
+  EXPECT_EQ(c.Received<EndJobDirective>("server-0").size(), 2u) << "it still knows the job";
+}
+
 TEST_F(CoreTest, BelowMinWorkersNobodyBeginsAStep) {
   JobSpec spec = Spec(2);
   spec.min_workers = 2;
@@ -569,10 +587,13 @@ TEST_F(CoreTest, AWorkerIsAskedToLeaveUntilItHas) {
             "removed by an operator: its machine is wanted");
   c.Feed(WatchEvent{c.joined.at(W(1)).self});  // what it may have missed comes again
   EXPECT_EQ(c.Received<RemoveDirective>(W(1)).size(), 2u);
+  c.RestartScheduler();
+  c.Feed(WatchEvent{c.joined.at(W(1)).self});
+  EXPECT_EQ(c.Received<RemoveDirective>(W(1)).size(), 3u) << "also by the next scheduler";
   EXPECT_TRUE(c.StatusOf(c.Ask(W(1), LeaveRequest{"as asked", 0, {}})).ok());
   EXPECT_EQ(c.Job("mnist").workers_live, 1u);
   ASSERT_TRUE(c.Join(c.Worker(W(1), Spec(2), 1)).ok());
-  EXPECT_EQ(c.Received<RemoveDirective>(W(1)).size(), 2u) << "it has come back on purpose";
+  EXPECT_EQ(c.Received<RemoveDirective>(W(1)).size(), 3u) << "it has come back on purpose";
 }
 
 TEST_F(CoreTest, RecoversTheSameStateAfterEveryPrefix) {

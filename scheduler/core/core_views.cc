@@ -274,7 +274,7 @@ void Core::Impl::On(RequestId request, RemoveWorkerRequest& remove) {
   }
   const std::string reason = absl::StrCat(
       "removed by an operator", remove.reason.empty() ? "" : ": ", remove.reason.substr(0, 1024));
-  runtime(of->id).removals[worker->id] = reason;
+  Decide(scheduler::AskedToLeave{worker->ref(), reason});
   Say(of->spec.name, "remove",
       absl::StrCat("worker ", worker->name, " is asked to leave: ", reason));
   Send(worker->id, RemoveDirective{of->id, reason});

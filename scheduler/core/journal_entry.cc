@@ -8,7 +8,7 @@
 namespace paceline::scheduler {
 namespace {
 
-constexpr uint8_t kFormat = 2;
+constexpr uint8_t kFormat = 3;
 
 }  // namespace
 
@@ -71,6 +71,10 @@ void Fields(A& a, Is<ChunksMoved> auto& v) {
 template <typename A>
 void Fields(A& a, Is<MovesDone> auto& v) {
   a(v.job, v.generation);
+}
+template <typename A>
+void Fields(A& a, Is<AskedToLeave> auto& v) {
+  a(v.worker, v.reason);
 }
 template <typename A>
 void Fields(A& a, Is<ServerDraining> auto& v) {
@@ -246,6 +250,14 @@ class Applier {
       job.move = 0;
       job.moves.clear();
     });
+  }
+
+  absl::Status operator()(const AskedToLeave& e) {
+    auto it = state_.nodes.find(e.worker.node);
+    if (it != state_.nodes.end() && it->second.incarnation == e.worker.incarnation) {
+      it->second.asked_to_leave = e.reason;
+    }
+    return absl::OkStatus();
   }
 
   absl::Status operator()(const ServerDraining& e) {

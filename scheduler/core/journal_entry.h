@@ -92,6 +92,10 @@ struct MovesDone {
   JobId job;
   JobGeneration generation;
 };
+struct AskedToLeave {
+  NodeRef worker;
+  std::string reason;
+};
 struct ServerDraining {
   NodeRef server;
   bool draining = true;
@@ -104,10 +108,11 @@ struct StateCompacted {
   State state;
 };
 
-using Entry = std::variant<TermStarted, JobCreated, NodeJoined, NodeGone, JobStateChanged,
-                           OptimizerSet, TensorsPlaced, InitWriterNamed, TensorsSealed,
-                           GroupsChanged, SamplesDrawn, SamplesReturned, StateCompacted,
-                           JobForgotten, ChunksMoved, MovesDone, ServerDraining, NodeForgotten>;
+using Entry =
+    std::variant<TermStarted, JobCreated, NodeJoined, NodeGone, JobStateChanged, OptimizerSet,
+                 TensorsPlaced, InitWriterNamed, TensorsSealed, GroupsChanged, SamplesDrawn,
+                 SamplesReturned, StateCompacted, JobForgotten, ChunksMoved, MovesDone,
+                 ServerDraining, NodeForgotten, AskedToLeave>;
 
 std::string EncodeEntry(const Entry& entry);
 // DataLoss says what was wrong with the bytes.

@@ -19,6 +19,7 @@ void DumpNode(const NodeRecord& node, std::string& out) {
                   Absl(Name(node.role)), " ", node.name, " ", Absl(Name(node.state)),
                   " host=", node.host, " address=", node.data_address);
   if (node.draining) out += " draining";
+  if (!node.asked_to_leave.empty()) absl::StrAppend(&out, " asked to leave: ", node.asked_to_leave);
   if (node.role == Role::kWorker) {
     absl::StrAppend(&out, " job=", node.job.value(), " rank=", node.rank.value());
     if (node.index) absl::StrAppend(&out, " index=", node.index->value());

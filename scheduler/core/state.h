@@ -34,7 +34,8 @@ struct NodeRecord {
   std::optional<WorkerIndex> index;
   uint64_t process_id = 0;
   SecretKey key{};
-  bool draining = false;  // servers: owns no chunks longer than it must
+  bool draining = false;       // servers: owns no chunks longer than it must
+  std::string asked_to_leave;  // workers: by an operator, with the reason
 
   NodeRef ref() const { return {id, incarnation}; }
   bool live() const { return state == NodeState::kLive; }
@@ -79,7 +80,7 @@ std::string Dump(const State& state);
 template <typename A>
 void Fields(A& a, Is<NodeRecord> auto& v) {
   a(v.id, v.incarnation, v.role, v.state, v.name, v.host, v.labels, v.data_address, v.job,
-    v.job_name, v.rank, v.index, v.process_id, v.key, v.draining);
+    v.job_name, v.rank, v.index, v.process_id, v.key, v.draining, v.asked_to_leave);
 }
 template <typename A>
 void Fields(A& a, Is<JobRecord> auto& v) {

@@ -48,9 +48,13 @@ class TooFew(harness.ClusterTest):
         self.cluster.start_probe("w1", 3, "--min-workers=3")
         self.cluster.until_members(["w0", "w1", "w2"], 3)
         self.cluster.until_step(["w0", "w1", "w2"], held + 20)
-        self.cluster.kill("w0", signal.SIGTERM)
+        # Who waits can be ended and removed all the same.
         self.cluster.kill("w1")
-        self.cluster.kill("w2")
+        until(lambda: self.cluster.text("w0").count("waits before the next step: 2 of at least 3") == 2, "w0 to wait again")
+        self.cluster.kill("w0", signal.SIGTERM)
+        self.assertEqual(self.cluster.wait("w0", 5), 0, self.cluster.log("w0"))
+        self.assertEqual(self.cluster.ctl("remove", "job", "w2").returncode, 0)
+        self.assertEqual(self.cluster.wait("w2", 5), 0, self.cluster.log("w2"))
 
 
 class Scheduler(harness.ClusterTest):

@@ -119,6 +119,20 @@ class Dying(harness.ClusterTest):
         self.assertIn("rejoins: ", self.cluster.text("w1"))
         self.stop(*names)
 
+    def test_a_second_process_of_a_name_ends_the_first_for_good(self):
+        names = ["w0", "w1"]
+        for name in names:
+            self.cluster.start_probe(name, 2)
+        self.cluster.until_step(names, 20)
+        first = self.cluster.processes["w1"]
+        self.cluster.start_probe("w1", 2)
+        self.assertEqual(first.wait(timeout=10), 1, self.cluster.log("w1"))
+        self.assertIn("another process has joined under this name", self.cluster.text("w1"))
+        self.cluster.until_members(names, 2)
+        self.cluster.until_step(["w0"], self.cluster.step("w0") + 100)
+        self.assertEqual(len(self.cluster.events("fence")), 1)
+        self.stop(*names)
+
     def test_stopped_for_less_than_the_timeout_is_slow_not_dead(self):
         for i in range(2):
             self.cluster.start_probe(f"w{i}", 2)

@@ -162,7 +162,8 @@ class Probe {
 
 absl::Status TakePart(const ProbeOptions& options, const WorkerConfig& config) {
   while (true) {
-    PACELINE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, ConnectToJob(config));
+    PACELINE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
+                              ConnectToJob(config, [] { return stop_requested.load(); }));
     const absl::Status status = Probe(*session, options).Run();
     if (!session->declared_dead() || stop_requested) return status;
     std::printf("rejoins: %s\n", std::string(status.message()).c_str());

@@ -7,7 +7,8 @@
 
 namespace paceline {
 
-absl::StatusOr<std::unique_ptr<Session>> ConnectToJob(const WorkerConfig& config) {
+absl::StatusOr<std::unique_ptr<Session>> ConnectToJob(const WorkerConfig& config,
+                                                      std::function<bool()> stop) {
   PACELINE_ASSIGN_OR_RETURN(
       auto control,
       MakeGrpcControlClient(config.scheduler, {config.tls.cert, config.tls.key, config.tls.ca}));
@@ -21,6 +22,7 @@ absl::StatusOr<std::unique_ptr<Session>> ConnectToJob(const WorkerConfig& config
   options.labels = config.labels;
   options.deadline = Milliseconds(config.operation_timeout_ms);
   options.start_deadline = Milliseconds(config.join_timeout_ms);
+  options.stop = std::move(stop);
   return Session::Connect(options, std::move(control), NewTcpTransport(transport));
 }
 

@@ -3,6 +3,7 @@
 // Thread rule: no state.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "absl/status/statusor.h"
@@ -15,6 +16,8 @@ namespace paceline {
 // joined. WorkerConfigFromEnvironment() gives the configuration of a process that `pacelinectl run`
 // started; a program sets what only it knows, as job.sample_count. Errors: those of
 // Session::Connect, and NotFound for a TLS file that cannot be read (names it).
-absl::StatusOr<std::unique_ptr<Session>> ConnectToJob(const WorkerConfig& config);
+// `stop`: see SessionOptions.
+absl::StatusOr<std::unique_ptr<Session>> ConnectToJob(const WorkerConfig& config,
+                                                      std::function<bool()> stop = {});
 
 }  // namespace paceline

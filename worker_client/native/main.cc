@@ -55,7 +55,8 @@ void LeaveOnSignals() {
 // One membership of the job. `*again`: it ended because this worker was taken for dead.
 absl::Status TrainAsMember(Model& model, const DatasetSplit& data, const ProgramOptions& options,
                            const WorkerConfig& config, bool* again) {
-  PACELINE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, ConnectToJob(config));
+  PACELINE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
+                            ConnectToJob(config, [] { return stop_requested.load(); }));
   LeaveOnSignals();
   const uint32_t index = config.index ? config.index->value() : session->rank().value();
   TrainingLoop loop(*session, model, data, options, index, Clock::Real(), stop_requested);

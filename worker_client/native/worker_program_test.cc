@@ -234,7 +234,7 @@ class LocalSession final : public Session {
     return absl::OkStatus();
   }
   std::optional<std::string> asked_to_leave() const override { return std::nullopt; }
-  bool declared_dead() const override { return false; }
+  bool declared_dead() override { return false; }
 
   JobId job() const override { return JobId(1); }
   JobRank rank() const override { return JobRank(0); }
