@@ -24,6 +24,7 @@ constexpr uint64_t kMaxEpochs = 1'000'000'000;
 constexpr uint32_t kMinFailureTimeoutMs = 100;
 constexpr uint32_t kMaxFailureTimeoutMs = 3'600'000;
 constexpr uint32_t kMaxLocalSteps = 1024;
+constexpr size_t kMaxDirectoryBytes = 3072;  // room for the names below it
 
 absl::Status OutOfRange(std::string_view field, const std::string& value,
                         const std::string& range) {
@@ -103,6 +104,22 @@ absl::Status CheckSamples(const JobSpec& spec) {
   return CheckRange("batch_size", spec.batch_size, needs_batch ? 1 : 0, kMaxSamples);
 }
 
+absl::Status CheckCheckpoints(const JobSpec& spec) {
+  if (spec.checkpoint_every_steps != 0 && spec.checkpoint_every_s != 0) {
+    return OutOfRange(
+        "checkpoint_every",
+        absl::StrCat(spec.checkpoint_every_steps, " steps and ", spec.checkpoint_every_s, " s"),
+        "steps or seconds, not both");
+  }
+  const std::string& dir = spec.checkpoint_dir;
+  if (!dir.empty() && (dir.front() != '/' || dir.size() > kMaxDirectoryBytes)) {
+    return OutOfRange("checkpoint_dir", absl::StrCat("\"", dir.substr(0, 256), "\""),
+                      "an absolute path of at most 3072 bytes");
+  }
+  PACELINE_RETURN_IF_ERROR(CheckRange("checkpoint_keep", spec.checkpoint_keep, 1, 1000));
+  return CheckRange("on_server_loss", static_cast<uint64_t>(spec.on_server_loss), 1, 2);
+}
+
 std::string Text(const NamedSpec& spec) {
   std::string text = spec.name.empty() ? "(not set)" : spec.name;
   for (const auto& [name, value] : spec.parameters) absl::StrAppend(&text, " ", name, "=", value);
@@ -119,6 +136,7 @@ std::string Text(const std::map<std::string, NamedSpec>& codecs) {
 
 std::string Text(Normalization n) { return std::string(Name(n)); }
 std::string Text(Aggregation a) { return std::string(Name(a)); }
+std::string Text(ServerLoss loss) { return std::string(Name(loss)); }
 std::string Text(const GroupSpec& groups) { return ToString(groups); }
 std::string Text(const std::string& text) { return text; }
 std::string Text(bool value) { return value ? "true" : "false"; }
@@ -207,7 +225,8 @@ absl::Status Validate(const JobSpec& spec) {
   PACELINE_RETURN_IF_ERROR(CheckRange("failure_timeout_ms", spec.failure_timeout_ms,
                                       kMinFailureTimeoutMs, kMaxFailureTimeoutMs));
   PACELINE_RETURN_IF_ERROR(CheckRange("quorum", spec.quorum, 0, spec.workers));
-  return CheckRange("local_steps", spec.local_steps, 1, kMaxLocalSteps);
+  PACELINE_RETURN_IF_ERROR(CheckRange("local_steps", spec.local_steps, 1, kMaxLocalSteps));
+  return CheckCheckpoints(spec);
 }
 
 absl::Status CheckSupported(const JobSpec& spec) {
@@ -268,6 +287,12 @@ std::string FirstDifference(const JobSpec& holding, const JobSpec& joiner) {
   compare("gate", holding.gate, joiner.gate);
   compare("max_staleness", holding.max_staleness, joiner.max_staleness);
   compare("local_steps", holding.local_steps, joiner.local_steps);
+  compare("checkpoint_every (steps)", holding.checkpoint_every_steps,
+          joiner.checkpoint_every_steps);
+  compare("checkpoint_every (seconds)", holding.checkpoint_every_s, joiner.checkpoint_every_s);
+  compare("checkpoint_dir", holding.checkpoint_dir, joiner.checkpoint_dir);
+  compare("checkpoint_keep", holding.checkpoint_keep, joiner.checkpoint_keep);
+  compare("on_server_loss", holding.on_server_loss, joiner.on_server_loss);
   return difference;
 }
 

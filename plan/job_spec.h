@@ -36,6 +36,12 @@ enum class Aggregation : uint8_t {
   kAllreduce = 3,  // workers own the shards; nothing passes a server
 };
 
+// What happens to a job when a server that owns part of it dies.
+enum class ServerLoss : uint8_t {
+  kRestore = 1,  // all shards return to the newest checkpoint; without one the job ends
+  kStop = 2,     // the job ends
+};
+
 // How the workers of a job are split into groups.
 struct GroupSpec {
   enum class Kind : uint8_t { kOne, kPerWorker, kCount, kSizes, kLabel };
@@ -73,6 +79,13 @@ struct JobSpec {
   bool gate = false;
   uint64_t max_staleness = 0;  // 0 = the default bound
   uint32_t local_steps = 1;    // H
+  // A checkpoint is taken when the fastest group has made so many steps, or so much time has gone
+  // by, since the last one; at most one of the two is set. 0 = only when asked for.
+  uint64_t checkpoint_every_steps = 0;
+  uint32_t checkpoint_every_s = 0;
+  std::string checkpoint_dir;    // absolute, at the servers; shared by them for a restore
+  uint32_t checkpoint_keep = 3;  // newest ones kept
+  ServerLoss on_server_loss = ServerLoss::kRestore;
 
   bool operator==(const JobSpec&) const = default;
 };
@@ -89,5 +102,6 @@ std::string FirstDifference(const JobSpec& holding, const JobSpec& joiner);
 
 std::string_view Name(Normalization n);
 std::string_view Name(Aggregation a);
+std::string_view Name(ServerLoss loss);
 
 }  // namespace paceline

@@ -1,8 +1,17 @@
+#include <algorithm>
+
+#include "plan/checkpoint.h"
 #include "plan/job_spec.h"
 #include "plan/messages.h"
 #include "plan/plan.h"
 
 namespace paceline {
+
+Step LastStep(const std::map<GroupId, Step>& steps) {
+  Step last;
+  for (const auto& [group, step] : steps) last = std::max(last, step);
+  return last;
+}
 
 std::string_view Name(Normalization n) {
   switch (n) {
@@ -22,6 +31,16 @@ std::string_view Name(Aggregation a) {
       return "peer";
     case Aggregation::kAllreduce:
       return "allreduce";
+  }
+  return "unknown";
+}
+
+std::string_view Name(ServerLoss loss) {
+  switch (loss) {
+    case ServerLoss::kRestore:
+      return "restore";
+    case ServerLoss::kStop:
+      return "stop";
   }
   return "unknown";
 }

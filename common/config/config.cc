@@ -23,7 +23,8 @@ constexpr std::string_view kLaunchUsage =
     "Logs of all processes and summary.json go to the output directory.\n\n"
     "  pacelinectl run --workers 4 --groups per-worker --epochs 3 -- ./train\n"
     "  pacelinectl run --scheduler head:4300 --insecure --workers 8 -- ./train\n"
-    "  pacelinectl run --config job.yaml --set failure_timeout_ms=9000 -- ./train\n\n"
+    "  pacelinectl run --config job.yaml --set failure_timeout_ms=9000 -- ./train\n"
+    "  pacelinectl run --resume runs/latest/checkpoints --workers 2 -- ./train\n\n"
     "Exit codes: 0 the job is done; 1 a process failed; 2 a wrong flag or key;\n"
     "3 the scheduler could not be reached; 130 interrupted (SIGINT), 143 (SIGTERM).\n";
 
@@ -214,6 +215,8 @@ void LaunchKeys(KeyTable& table, LaunchConfig& c) {
                &c.restarts);
   table.Number("add", "workers to add to a running job, which keeps its settings; 0 = a new job", 0,
                16'384, &c.add);
+  table.Text("resume", "go on from this checkpoint, or from the newest below this directory",
+             &c.resume);
   TlsKeys(table, c.insecure, c.tls);
   AddJobKeys(table, c.job);
 }
@@ -307,8 +310,10 @@ absl::StatusOr<ParsedOrExit<WorkerConfig>> LoadWorkerConfig(int argc, const char
 }
 
 absl::StatusOr<ParsedOrExit<LaunchConfig>> LoadLaunchConfig(int argc, const char* const* argv,
-                                                            const Environment& env) {
+                                                            const Environment& env,
+                                                            const JobSpec& defaults) {
   LaunchConfig config;
+  config.job = defaults;
   KeyTable table;
   LaunchKeys(table, config);
   int flags = argc;
@@ -356,22 +361,59 @@ absl::StatusOr<WorkerConfig> WorkerConfigFromEnvironment(const Environment& env)
   return config;
 }
 
-std::map<std::string, std::string> JobEnvironment(const JobSpec& spec) {
+namespace {
+
+// Calls `use` with each key of a spec that is not as by default, and always with name and workers.
+void ForEachSet(const JobSpec& spec, const std::function<void(const Key&, std::string)>& use) {
   JobSpec copy = spec;
   KeyTable table;
   AddJobKeys(table, copy);
-  std::map<std::string, std::string> variables;
   JobSpec defaults;
   KeyTable default_table;
   AddJobKeys(default_table, defaults);
   for (size_t i = 0; i < table.keys().size(); ++i) {
     const Key& key = table.keys()[i];
-    const std::string value = key.get();
+    std::string value = key.get();
     const bool always = key.path == "job.name" || key.path == "job.workers";
-    // What nobody asked for stays unset, so that the program's own file may say it.
-    if (always || value != default_table.keys()[i].get()) variables.emplace(key.variable, value);
+    if (always || value != default_table.keys()[i].get()) use(key, std::move(value));
   }
+}
+
+constexpr std::string_view kJobPath = "job.";
+
+}  // namespace
+
+std::map<std::string, std::string> JobEnvironment(const JobSpec& spec) {
+  std::map<std::string, std::string> variables;
+  // What nobody asked for stays unset, so that the program's own file may say it.
+  ForEachSet(spec, [&](const Key& key, std::string value) {
+    variables.emplace(key.variable, std::move(value));
+  });
   return variables;
+}
+
+std::map<std::string, std::string> JobTexts(const JobSpec& spec) {
+  std::map<std::string, std::string> texts;
+  ForEachSet(spec, [&](const Key& key, std::string value) {
+    texts.emplace(key.path.substr(kJobPath.size()), std::move(value));
+  });
+  return texts;
+}
+
+absl::StatusOr<JobSpec> JobFromTexts(const std::map<std::string, std::string>& texts) {
+  JobSpec spec;
+  KeyTable table;
+  AddJobKeys(table, spec);
+  for (const auto& [name, text] : texts) {
+    Key* const key = table.Find(absl::StrCat(Absl(kJobPath), name));
+    if (key == nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("job: \"", name.substr(0, 64), "\" is no key this version knows"));
+    }
+    PACELINE_RETURN_IF_ERROR(table.Set(*key, text, "a checkpoint's manifest"));
+  }
+  PACELINE_RETURN_IF_ERROR(Validate(spec));
+  return spec;
 }
 
 }  // namespace paceline

@@ -86,7 +86,8 @@ struct LaunchConfig {
   JobSpec job;
   std::string output;     // default: runs/JOB-TIME
   uint32_t restarts = 0;  // how often a worker that failed is started again
-  uint32_t add = 0;  // not 0: so many more workers for a job that runs; `job` is its name alone
+  uint32_t add = 0;    // not 0: so many more workers for a job that runs; `job` is its name alone
+  std::string resume;  // a checkpoint, or a directory of checkpoints
   bool insecure = false;
   TlsConfig tls;
   std::vector<std::string> program;  // and its arguments; never empty
@@ -124,9 +125,11 @@ absl::StatusOr<ParsedOrExit<ServerConfig>> LoadServerConfig(int argc, const char
 absl::StatusOr<ParsedOrExit<WorkerConfig>> LoadWorkerConfig(int argc, const char* const* argv,
                                                             const Environment& env,
                                                             KeyTable* program_keys = nullptr);
-// argv[0] is "run". What follows "--" is the program.
+// argv[0] is "run". What follows "--" is the program. `defaults` is what holds for keys of the job
+// that nothing says: those of a checkpoint to resume from.
 absl::StatusOr<ParsedOrExit<LaunchConfig>> LoadLaunchConfig(int argc, const char* const* argv,
-                                                            const Environment& env);
+                                                            const Environment& env,
+                                                            const JobSpec& defaults = {});
 
 // A subcommand: argv[0] is its name. `command_keys` are its own; `usage` is printed by --help.
 absl::StatusOr<ParsedOrExit<ClientConfig>> LoadClientConfig(int argc, const char* const* argv,
@@ -141,6 +144,10 @@ absl::StatusOr<WorkerConfig> WorkerConfigFromEnvironment(const Environment& env)
 // The PACELINE_* variables that make WorkerConfigFromEnvironment return this spec: name, workers,
 // and what differs from the defaults.
 std::map<std::string, std::string> JobEnvironment(const JobSpec& spec);
+
+// A spec as texts by key ("workers" -> "4"), without what has its default, and back.
+std::map<std::string, std::string> JobTexts(const JobSpec& spec);
+absl::StatusOr<JobSpec> JobFromTexts(const std::map<std::string, std::string>& texts);
 
 // "0.1.0"
 std::string_view ProgramVersion();

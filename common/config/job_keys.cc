@@ -11,6 +11,7 @@ namespace {
 
 constexpr uint64_t kMaxSamples = 0xffffffffu;
 constexpr uint64_t kNoEnd = std::numeric_limits<uint64_t>::max();
+constexpr uint64_t kMaxCheckpointSeconds = 366u * 24 * 3600;
 
 void GroupsKey(KeyTable& table, GroupSpec* groups) {
   Key key;
@@ -60,6 +61,33 @@ absl::Status AtItsKey(const KeyTable& table, const absl::Status& status) {
       absl::StrCat("job: ", message, " (", table.OriginOf(path), ")"));
 }
 
+// "500" steps, or "30s", "10m", "2h".
+void CheckpointEveryKey(KeyTable& table, JobSpec* spec) {
+  Key key;
+  key.path = "job.checkpoint_every";
+  key.doc = "steps, or time, from one checkpoint to the next; 0 = only when asked for";
+  key.allowed = "a number of steps (500), or a time (30s, 10m, 2h)";
+  key.set = [=](std::string_view text) -> absl::Status {
+    uint64_t unit = 0;
+    if (text.ends_with('s')) unit = 1;
+    if (text.ends_with('m')) unit = 60;
+    if (text.ends_with('h')) unit = 3600;
+    PACELINE_ASSIGN_OR_RETURN(const uint64_t value,
+                              ParseWhole(unit == 0 ? text : text.substr(0, text.size() - 1)));
+    if (unit != 0 && (value == 0 || value > kMaxCheckpointSeconds / unit)) {
+      return absl::InvalidArgumentError("is out of range");
+    }
+    spec->checkpoint_every_steps = unit == 0 ? value : 0;
+    spec->checkpoint_every_s = static_cast<uint32_t>(value * unit);
+    return absl::OkStatus();
+  };
+  key.get = [=] {
+    return spec->checkpoint_every_s != 0 ? absl::StrCat(spec->checkpoint_every_s, "s")
+                                         : absl::StrCat(spec->checkpoint_every_steps);
+  };
+  table.Add(std::move(key));
+}
+
 }  // namespace
 
 void AddJobKeys(KeyTable& table, JobSpec& spec) {
@@ -97,6 +125,12 @@ void AddJobKeys(KeyTable& table, JobSpec& spec) {
   table.Number("job.max_staleness", "drop updates that are staler; 0 = the default bound",
                uint64_t{0}, kNoEnd, &spec.max_staleness);
   table.Number("job.local_steps", "steps between two exchanges", 1, 1024, &spec.local_steps);
+  CheckpointEveryKey(table, &spec);
+  table.Text("job.checkpoint_dir", "where the servers write; shared by them for a restore",
+             &spec.checkpoint_dir);
+  table.Number("job.checkpoint_keep", "newest checkpoints to keep", 1, 1000, &spec.checkpoint_keep);
+  EnumKey(table, "job.on_server_loss", "return to the newest checkpoint, or end the job",
+          std::vector{ServerLoss::kRestore, ServerLoss::kStop}, &spec.on_server_loss);
 }
 
 absl::Status CheckJob(const KeyTable& table, const JobSpec& spec) {

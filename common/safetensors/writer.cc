@@ -1,15 +1,10 @@
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
-#include <cerrno>
-#include <cstdio>
-#include <filesystem>
 #include <set>
 #include <utility>
 
 #include "common/base/status.h"
+#include "common/safetensors/atomic_file.h"
 #include "common/safetensors/header.h"
 #include "common/safetensors/safetensors.h"
 
@@ -18,68 +13,6 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little,
               "arrays are written as they are in memory");
-
-// A file that is there under its final name only after Commit().
-class AtomicFile {
- public:
-  explicit AtomicFile(std::string path) : path_(std::move(path)) {}
-  AtomicFile(const AtomicFile&) = delete;
-  AtomicFile& operator=(const AtomicFile&) = delete;
-  ~AtomicFile() {
-    if (fd_ >= 0) close(fd_);
-    if (!temporary_.empty()) unlink(temporary_.c_str());
-  }
-
-  absl::Status Open() {
-    // Another writer of the same path, perhaps on another host, may hold a name already.
-    constexpr int kAttempts = 64;
-    for (int attempt = 0; attempt < kAttempts; ++attempt) {
-      const std::string name = absl::StrCat(path_, ".tmp-", getpid(), "-", attempt);
-      fd_ = open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-      if (fd_ >= 0) {
-        temporary_ = name;
-        return absl::OkStatus();
-      }
-      if (errno != EEXIST) break;
-    }
-    return Error("create a file beside");
-  }
-
-  absl::Status Append(std::span<const std::byte> data) {
-    while (!data.empty()) {
-      const ssize_t put = write(fd_, data.data(), data.size());
-      if (put < 0 && errno == EINTR) continue;
-      if (put < 0) return Error("write");
-      data = data.subspan(static_cast<size_t>(put));
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status Commit() {
-    if (fsync(fd_) != 0) return Error("sync");
-    if (close(std::exchange(fd_, -1)) != 0) return Error("close");
-    if (rename(temporary_.c_str(), path_.c_str()) != 0) return Error("rename to");
-    temporary_.clear();
-    const std::string parent = std::filesystem::path(path_).parent_path();
-    const int fd = open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return Error("open the directory of");
-    const bool synced = fsync(fd) == 0;
-    const int error = errno;
-    close(fd);
-    errno = error;
-    return synced ? absl::OkStatus() : Error("sync the directory of");
-  }
-
- private:
-  absl::Status Error(const char* what) const {
-    const int error = errno;
-    return absl::ErrnoToStatus(error, absl::StrCat(path_, ": cannot ", what, " it"));
-  }
-
-  std::string path_;
-  std::string temporary_;
-  int fd_ = -1;
-};
 
 absl::Status CheckView(const SafetensorsView& view) {
   if (view.name.empty() || view.name == "__metadata__") {
