@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <optional>
 #include <utility>
 
+#include "cli/checkpoint_command.h"
 #include "cli/text_table.h"
 #include "cli/view_json.h"
 #include "cli/views.h"
@@ -29,6 +31,8 @@ constexpr std::string_view kUsage =
     "  pacelinectl stop JOB               ends a job\n"
     "  pacelinectl remove JOB WORKER      lets a worker leave its job\n"
     "  pacelinectl drain SERVER           moves all chunks off a server\n"
+    "  pacelinectl checkpoint JOB         takes a checkpoint of a running job now\n"
+    "  pacelinectl checkpoint list|verify|show DIR   looks at checkpoints on disk\n"
     "  pacelinectl completion bash|zsh    prints a completion script\n\n"
     "Each takes --help and --scheduler HOST:PORT (PACELINE_SCHEDULER, default\n"
     "127.0.0.1:4300), and what shows something --json and --watch [SECONDS].\n\n"
@@ -39,6 +43,9 @@ constexpr std::string_view kUsage =
 constexpr std::string_view kExitCodes =
     "Exit codes: 0 done; 1 refused by the scheduler; 2 a wrong flag; 3 the scheduler\n"
     "could not be reached; 4 there is no such job.\n";
+
+// Longer than the scheduler waits for the servers.
+constexpr Ticks kCheckpointTimeout = Seconds(150);
 
 struct ViewCommand {
   std::string_view name;
@@ -123,8 +130,9 @@ class Conversation {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<OperatorReply> Ask(const OperatorRequest& request) {
-    auto reply = client_->Operate(request, Milliseconds(config_.timeout_ms));
+  // Waits at least `least` for what takes its time.
+  absl::StatusOr<OperatorReply> Ask(const OperatorRequest& request, Ticks least = Ticks()) {
+    auto reply = client_->Operate(request, std::max(least, Milliseconds(config_.timeout_ms)));
     const bool no_answer =
         absl::IsUnavailable(reply.status()) || absl::IsDeadlineExceeded(reply.status());
     if (reply.ok() || !no_answer) return reply;
@@ -330,8 +338,102 @@ int RunDrain(int argc, const char* const* argv, const CommandContext& context) {
   return WithConversation(argc, argv, context, usage, 1, keys, body);
 }
 
+constexpr std::string_view kCheckpointUsage =
+    "pacelinectl checkpoint: takes checkpoints of a running job, looks at those on disk\n\n"
+    "  pacelinectl checkpoint JOB [--directory DIR]  takes one now, at the servers\n"
+    "  pacelinectl checkpoint list DIR               what is in a directory, oldest first\n"
+    "  pacelinectl checkpoint verify DIR             reads every byte; 1 if one is damaged\n"
+    "  pacelinectl checkpoint show DIR               one of them, or the newest, in full\n\n"
+    "  pacelinectl checkpoint mnist\n"
+    "  pacelinectl checkpoint verify runs/latest/checkpoints --json\n\n"
+    "A job named list, verify or show is reached as: pacelinectl checkpoint -- list\n\n";
+
+int TakeCheckpoint(Conversation& conversation, const CommandContext& context,
+                   const std::string& directory, bool json) {
+  const auto reply =
+      conversation.Ask(CheckpointJobRequest{conversation.job(), directory}, kCheckpointTimeout);
+  if (!reply.ok()) return Complain(context, reply.status());
+  const auto* taken = std::get_if<CheckpointReply>(&*reply);
+  if (taken == nullptr) {
+    return Complain(context, absl::InternalError("the scheduler answered something else"));
+  }
+  *context.out << (json ? CheckpointJson(*taken)
+                        : absl::StrCat("step ", LastStep(taken->cut).value(), " is in ",
+                                       taken->path, "\n"))
+               << std::flush;
+  return kExitDone;
+}
+
+// Needs no scheduler: the files are here.
+int LookAtCheckpoints(std::string_view verb, const std::string& directory, bool json,
+                      const CommandContext& context) {
+  const Style style = StyleOf(context);
+  const CheckpointText said = verb == "list"     ? ListCheckpointsText(directory, json, style)
+                              : verb == "verify" ? VerifyCheckpointsText(directory, json, style)
+                                                 : ShowCheckpointText(directory, json, style);
+  *context.out << said.text << std::flush;
+  return said.status.ok() ? static_cast<int>(kExitDone)
+                          : (Complain(context, said.status), static_cast<int>(kExitFailed));
+}
+
+int RunCheckpoint(int argc, const char* const* argv, const CommandContext& context) {
+  Options options;
+  std::string directory;
+  KeyTable keys;
+  keys.Switch("json", "print JSON", &options.json);
+  keys.Spelled("--json", "");
+  keys.Text("directory", "absolute, at the servers; default: the job's checkpoint_dir", &directory);
+  keys.Spelled("--directory", "");
+  const auto body = [&](Conversation& conversation) {
+    const std::vector<std::string>& words = conversation.arguments();
+    if (words.empty()) {
+      return Complain(context, absl::InvalidArgumentError(
+                                   "checkpoint: name a job, or list, verify or show and a "
+                                   "directory; pacelinectl checkpoint --help says more"));
+    }
+    const bool look = words[0] == "list" || words[0] == "verify" || words[0] == "show";
+    if (look && words.size() == 2) {
+      return LookAtCheckpoints(words[0], words[1], options.json, context);
+    }
+    if (look && words.size() != 2) {
+      return Complain(context, absl::InvalidArgumentError(
+                                   absl::StrCat("checkpoint ", words[0], ": name a directory")));
+    }
+    if (words.size() > 1) {
+      return Complain(context, absl::InvalidArgumentError(absl::StrCat(
+                                   "checkpoint: \"", words[1], "\" is too much; name one job")));
+    }
+    return TakeCheckpoint(conversation, context, directory, options.json);
+  };
+  return WithConversation(argc, argv, context, std::string(kCheckpointUsage), 2, keys, body);
+}
+
+// What --resume or PACELINE_RESUME says, before the rest is read: the checkpoint's job is what
+// holds where the rest says nothing.
+std::string ResumeOf(int argc, const char* const* argv, const Environment& environment) {
+  for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
+    const std::string_view argument(argv[i]);
+    if (argument.starts_with("--resume=")) return std::string(argument.substr(9));
+    if (argument == "--resume" && i + 1 < argc) return argv[i + 1];
+  }
+  return environment.Get("PACELINE_RESUME").value_or("");
+}
+
 int RunRun(int argc, const char* const* argv, const CommandContext& context) {
-  auto parsed = LoadLaunchConfig(argc, argv, context.environment);
+  std::optional<ResumeJobRequest> resume;
+  JobSpec defaults;
+  if (const std::string from = ResumeOf(argc, argv, context.environment); !from.empty()) {
+    const auto found = NewestCheckpoint(from);
+    if (!found.ok()) {
+      Complain(context, Annotate(found.status(), "resume"));
+      return kExitUsage;
+    }
+    resume = ResumeJobRequest{found->manifest->spec.name, found->path, *found->manifest};
+    defaults = found->manifest->spec;
+    // Of that run's directory; this one's is its own unless it is named.
+    defaults.checkpoint_dir.clear();
+  }
+  auto parsed = LoadLaunchConfig(argc, argv, context.environment, defaults);
   if (!parsed.ok()) {
     Complain(context, parsed.status());
     return kExitUsage;
@@ -340,8 +442,19 @@ int RunRun(int argc, const char* const* argv, const CommandContext& context) {
     *context.out << parsed->text << std::flush;
     return *parsed->exit_code;
   }
-  return RunLauncher(parsed->config, {context.environment, context.binary_directory,
-                                      context.connect, context.out, context.err, context.terminal});
+  if (resume) {
+    resume->job = parsed->config.job.name;
+    // The cluster's servers know that directory; those started here get this run's.
+    std::string& directory = parsed->config.job.checkpoint_dir;
+    if (!parsed->config.scheduler.empty() && directory.empty()) {
+      directory = resume->manifest.spec.checkpoint_dir;
+    }
+  }
+  LauncherContext launcher = {context.environment, context.binary_directory,
+                              context.connect,     context.out,
+                              context.err,         context.terminal};
+  launcher.resume = std::move(resume);
+  return RunLauncher(parsed->config, launcher);
 }
 
 int RunCompletion(int argc, const char* const* argv, const CommandContext& context) {
@@ -384,6 +497,7 @@ int RunCommand(int argc, const char* const* argv, const CommandContext& context)
   if (name == "stop") return RunStop(argc, argv, context);
   if (name == "remove") return RunRemove(argc, argv, context);
   if (name == "drain") return RunDrain(argc, argv, context);
+  if (name == "checkpoint") return RunCheckpoint(argc, argv, context);
   if (name == "completion") return RunCompletion(argc, argv, context);
   for (const ViewCommand& command : kViews) {
     if (command.name == name) return RunView(command, argc, argv, context);

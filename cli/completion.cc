@@ -15,18 +15,19 @@ _pacelinectl() {
     fi
   done
   if ((COMP_CWORD == 1)); then
-    COMPREPLY=($(compgen -W "run status jobs nodes groups staleness events stop remove drain completion
+    COMPREPLY=($(compgen -W "run status jobs nodes groups staleness events stop remove drain checkpoint
+       completion
       --help --version" -- "$current"))
     return
   fi
   local shared="--scheduler --timeout-ms --insecure --tls-cert --tls-key --tls-ca --help"
   case $command in
     run)
-      if [[ ${COMP_WORDS[COMP_CWORD - 1]} =~ ^--(config|output)$ ]]; then
+      if [[ ${COMP_WORDS[COMP_CWORD - 1]} =~ ^--(config|output|resume)$ ]]; then
         COMPREPLY=($(compgen -f -- "$current"))
         return
       fi
-      COMPREPLY=($(compgen -W "--workers --servers --groups --job --output --restarts --add --config --set
+      COMPREPLY=($(compgen -W "--workers --servers --groups --job --output --resume --restarts --add --config --set
         --print-config --epochs --batch-size --sample-count --policy --optimizer --deterministic
         --seed --scheduler --insecure --tls-cert --tls-key --tls-ca --help --" -- "$current")) ;;
     status | jobs | nodes | groups | staleness)
@@ -37,6 +38,9 @@ _pacelinectl() {
       COMPREPLY=($(compgen -W "--reason $shared" -- "$current")) ;;
     drain)
       COMPREPLY=($(compgen -W "--undo --wait $shared" -- "$current")) ;;
+    checkpoint)
+      COMPREPLY=($(compgen -W "list verify show --json --directory $shared" -- "$current")
+        $(compgen -f -- "$current")) ;;
     completion)
       COMPREPLY=($(compgen -W "bash zsh" -- "$current")) ;;
   esac

@@ -70,6 +70,10 @@ void JobMonitor::StopJob(bool failed, const std::string& reason, Ticks timeout) 
   client_->Operate(StopJobRequest{job_, failed, reason}, timeout).status().IgnoreError();
 }
 
+absl::Status JobMonitor::Resume(const ResumeJobRequest& request, Ticks timeout) {
+  return client_->Operate(request, timeout).status();
+}
+
 void JobMonitor::TellEnded(bool of_job, const std::string& name, uint64_t process_id,
                            const std::string& cause, Ticks timeout) {
   if (client_ == nullptr) return;

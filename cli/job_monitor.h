@@ -38,6 +38,8 @@ class JobMonitor {
   // The cluster's daemons outlive this job and should forget it. Best effort.
   void StopJob(bool failed, const std::string& reason, Ticks timeout);
 
+  // The job of this name is to go on from a checkpoint.
+  absl::Status Resume(const ResumeJobRequest& request, Ticks timeout);
   // A process of the job's, or a server, was seen to end. Best effort: without it its lease runs
   // out.
   void TellEnded(bool of_job, const std::string& name, uint64_t process_id,

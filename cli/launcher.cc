@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <set>
 #include <utility>
@@ -55,6 +56,7 @@ class Launcher {
   absl::StatusOr<std::string> AwaitReady(size_t process);
   absl::Status Connect();
   absl::Status Attach();
+  absl::Status Resume();
   absl::Status StartWorker(uint32_t index);
   Environment WorkerEnvironment(uint32_t index) const;
 
@@ -96,6 +98,7 @@ class Launcher {
   JobMonitor monitor_;
   std::vector<Process> processes_;
   std::map<uint32_t, uint32_t> restarts_left_;  // by worker index
+  std::set<std::string> lost_servers_;          // that the job went on without, or ended for
   std::vector<uint32_t> finished_;              // indices whose worker ended well or is given up
   std::string reason_;                          // first failure
   bool watched_ = false;                        // the workers were started and watched to their end
@@ -119,6 +122,7 @@ int Launcher::Run() {
   ::signal(SIGPIPE, SIG_IGN);
   absl::Status status = Prepare();
   if (status.ok() && config_.scheduler.empty()) status = StartDaemons();
+  if (status.ok() && !interrupted()) status = Resume();
   for (uint32_t i = 0; status.ok() && !interrupted() && i < workers_; ++i) {
     restarts_left_[first_index_ + i] = config_.restarts;
     status = StartWorker(first_index_ + i);
@@ -141,6 +145,10 @@ absl::Status Launcher::Prepare() {
   // Before anything is written: what is asked of the cluster may be refused.
   if (!config_.scheduler.empty()) PACELINE_RETURN_IF_ERROR(Attach());
   PACELINE_ASSIGN_OR_RETURN(directory_, CreateRunDirectory(config_.output, config_.job.name));
+  // Servers that are started here share this machine's disk.
+  if (config_.scheduler.empty() && config_.job.checkpoint_dir.empty()) {
+    config_.job.checkpoint_dir = std::filesystem::absolute(directory_ + "/checkpoints").string();
+  }
   WriteSummaryFile();
   return absl::OkStatus();
 }
@@ -252,6 +260,11 @@ absl::Status Launcher::Attach() {
   return status;
 }
 
+absl::Status Launcher::Resume() {
+  if (!context_.resume) return absl::OkStatus();
+  return Annotate(monitor_.Resume(*context_.resume, Seconds(10)), "resume");
+}
+
 Environment Launcher::WorkerEnvironment(uint32_t index) const {
   Environment env = context_.environment;
   env.Remove("PACELINE_CONFIG");  // the launcher's file, whose job keys follow as variables
@@ -354,8 +367,16 @@ void Launcher::OnEnd(size_t index) {
     ShowEnd(what, process);
     return OnWorkerFailed(IndexOf(process), what);  // `process` may move
   }
-  Fail(absl::StrCat(process.name, " ended while the job ran: ", EndOf(process)));
-  ShowEnd(reason_, process);
+  const std::string what = absl::StrCat(process.name, " ended while the job ran: ", EndOf(process));
+  ShowEnd(what, process);
+  const bool others = std::any_of(processes_.begin(), processes_.end(),
+                                  [](const Process& p) { return p.role == "server" && !p.ended; });
+  if (process.role == "server" && others && process.failed()) {
+    // The scheduler decides whether the job can go on without it; if not, its workers end.
+    lost_servers_.insert(process.name);
+    return;
+  }
+  Fail(what);
   stopping_ = true;
 }
 
@@ -498,6 +519,7 @@ void Launcher::Finish() {
 void Launcher::CheckDaemonEnds() {
   for (const Process& process : processes_) {
     if (process.role == "worker" || !process.failed() || process.signal == SIGTERM) continue;
+    if (lost_servers_.contains(process.name)) continue;  // said already
     Fail(absl::StrCat(process.name, " did not end well: ", EndOf(process), "; see ",
                       process.log_path));
   }

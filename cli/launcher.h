@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <string>
 
@@ -35,6 +36,8 @@ struct LauncherContext {
   bool terminal = false;        // `out` is one: the progress line is redrawn in place
   // Time that processes get between the signal and SIGKILL; all ends within twice that and 1 s.
   uint32_t grace_ms = 2000;
+  // The checkpoint to go on from; told to the scheduler before the first worker starts.
+  std::optional<ResumeJobRequest> resume{};
 };
 
 // Blocks until everything it started has ended. Returns the exit code.

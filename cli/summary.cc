@@ -87,6 +87,14 @@ Json ProcessesJson(const std::vector<Process>& processes) {
   return json;
 }
 
+Json RollbacksJson(const RollbackTotals& totals) {
+  return {{"count", totals.count},
+          {"steps", totals.steps},
+          {"updates", totals.updates},
+          {"samples", totals.samples.value()},
+          {"seconds", static_cast<double>(totals.milliseconds) / 1000}};
+}
+
 const MetricView* FindLoss(const JobView& view) {
   const MetricView* found = nullptr;
   for (const MetricView& metric : view.metrics) {
@@ -112,22 +120,29 @@ std::string_view Name(Outcome outcome) {
 
 std::string SummaryJson(const RunSummary& summary, const std::vector<Process>& processes) {
   const JobView view = summary.view.value_or(JobView{});
-  const Json json = {{"job", summary.job},
-                     {"outcome", std::string(Name(summary.outcome))},
-                     {"reason", summary.reason},
-                     {"seconds", summary.seconds},
-                     {"workers", summary.workers},
-                     {"servers", summary.servers},
-                     {"groups", GroupCount(view)},
-                     {"generations", view.group_generations},
-                     {"samples_drawn", view.drawn.value()},
-                     {"samples_applied", view.applied.value()},
-                     {"samples_discarded", view.discarded.value()},
-                     {"samples_returned", view.returned.value()},
-                     {"updates", view.updates},
-                     {"metrics", MetricsJson(view)},
-                     {"staleness", StalenessJson(view)},
-                     {"processes", ProcessesJson(processes)}};
+  const Json json = {
+      {"job", summary.job},
+      {"outcome", std::string(Name(summary.outcome))},
+      {"reason", summary.reason},
+      {"seconds", summary.seconds},
+      {"workers", summary.workers},
+      {"servers", summary.servers},
+      {"groups", GroupCount(view)},
+      {"generations", view.group_generations},
+      {"samples_drawn", view.drawn.value()},
+      {"samples_applied", view.applied.value()},
+      {"samples_discarded", view.discarded.value()},
+      {"samples_returned", view.returned.value()},
+      {"updates", view.updates},
+      {"checkpoints", view.checkpoints.size()},
+      {"newest_checkpoint",
+       view.checkpoints.empty() ? Json(nullptr) : Json(view.checkpoints.back().path)},
+      {"resumed_from", view.resumed_from.empty() ? Json(nullptr) : Json(view.resumed_from)},
+      {"rollbacks", RollbacksJson(view.rollbacks)},
+      {"not_finite_pushes", view.not_finite},
+      {"metrics", MetricsJson(view)},
+      {"staleness", StalenessJson(view)},
+      {"processes", ProcessesJson(processes)}};
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
@@ -143,6 +158,20 @@ std::string SummaryText(const RunSummary& summary, const std::string& directory)
     for (const auto& [name, metric] : NewestMetrics(view)) {
       rows.emplace_back(name, absl::StrFormat("%.6g (%s, step %d)", metric->value, metric->worker,
                                               metric->step.value()));
+    }
+    if (view.rollbacks.count > 0) {
+      rows.emplace_back(
+          "lost", absl::StrFormat("%d steps, %d updates, %d samples, %.1f s in %d returns to a "
+                                  "checkpoint",
+                                  view.rollbacks.steps, view.rollbacks.updates,
+                                  view.rollbacks.samples.value(),
+                                  static_cast<double>(view.rollbacks.milliseconds) / 1000,
+                                  view.rollbacks.count));
+    }
+    if (!view.checkpoints.empty()) {
+      rows.emplace_back("checkpoint",
+                        absl::StrCat(view.checkpoints.back().path, " (step ",
+                                     LastStep(view.checkpoints.back().steps).value(), ")"));
     }
     for (const GroupStalenessView& group : view.group_staleness) {
       rows.emplace_back(absl::StrCat("group ", group.raw.group.value()),

@@ -19,6 +19,13 @@ Json JobJson(const JobView& job) {
     metrics.push_back(
         {{"name", m.name}, {"value", m.value}, {"worker", m.worker}, {"step", m.step.value()}});
   }
+  Json checkpoints = Json::array();
+  for (const CheckpointRecord& record : job.checkpoints) {
+    checkpoints.push_back({{"number", record.number},
+                           {"path", record.path},
+                           {"step", LastStep(record.steps).value()},
+                           {"updates", record.updates}});
+  }
   return {{"job", job.spec.name},
           {"state", std::string(Name(job.state))},
           {"reason", job.reason},
@@ -41,6 +48,15 @@ Json JobJson(const JobView& job) {
           {"samples_returned", job.returned.value()},
           {"staleness_mean", job.mean},
           {"staleness_p95", job.p95},
+          {"lineage", job.lineage},
+          {"resumed_from", job.resumed_from},
+          {"checkpoints", checkpoints},
+          {"rollbacks", job.rollbacks.count},
+          {"lost_steps", job.rollbacks.steps},
+          {"lost_updates", job.rollbacks.updates},
+          {"lost_samples", job.rollbacks.samples.value()},
+          {"lost_ms", job.rollbacks.milliseconds},
+          {"not_finite_pushes", job.not_finite},
           {"metrics", metrics}};
 }
 
@@ -177,6 +193,14 @@ std::string GroupsJson(const ClusterView& view) {
 
 std::string StalenessJson(const ClusterView& view) {
   return Text({{"jobs", Array(view.jobs, JobStalenessJson)}}, 2);
+}
+
+std::string CheckpointJson(const CheckpointReply& reply) {
+  Json steps = Json::array();
+  for (const auto& [group, step] : reply.cut) {
+    steps.push_back({{"group", group.value()}, {"step", step.value()}});
+  }
+  return Text({{"path", reply.path}, {"steps", std::move(steps)}}, 2);
 }
 
 std::string EventsJson(const std::vector<DecisionRecord>& events) {

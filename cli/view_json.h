@@ -17,6 +17,7 @@ std::string NodesJson(const ClusterView& view);
 std::string GroupsJson(const ClusterView& view);
 std::string StalenessJson(const ClusterView& view);
 // One object a line, so that --watch can be piped.
+std::string CheckpointJson(const CheckpointReply& reply);
 std::string EventsJson(const std::vector<DecisionRecord>& events);
 
 }  // namespace paceline

@@ -150,6 +150,35 @@ std::string OpenSamples(const JobView& job) {
   return job.drawn.value() <= known ? "" : absl::StrCat(" + ", job.drawn.value() - known, " open");
 }
 
+// Nothing for a job without checkpoints.
+std::string CheckpointLines(const JobView& job, const Style& style) {
+  std::string text;
+  if (!job.resumed_from.empty()) text += Wrap("  resumed  ", "from " + job.resumed_from, style);
+  if (!job.checkpoints.empty()) {
+    const CheckpointRecord& newest = job.checkpoints.back();
+    text += Wrap("  saved    ",
+                 absl::StrCat("step ", LastStep(newest.steps).value(), ", update ", newest.updates,
+                              " in ", newest.path),
+                 style);
+  }
+  if (job.rollbacks.count > 0) {
+    text +=
+        Wrap("  lost     ",
+             absl::StrFormat("%d returns to a checkpoint: %d steps, %d updates, %d samples, "
+                             "%.1f s; lineage %d",
+                             job.rollbacks.count, job.rollbacks.steps, job.rollbacks.updates,
+                             job.rollbacks.samples.value(),
+                             static_cast<double>(job.rollbacks.milliseconds) / 1000, job.lineage),
+             style);
+  }
+  if (job.not_finite > 0) {
+    text +=
+        Wrap("  nan      ",
+             absl::StrCat(job.not_finite, " pushes held NaN or infinity and were left out"), style);
+  }
+  return text;
+}
+
 std::string JobsText(const ClusterView& view, const Style& style) {
   if (view.jobs.empty()) return NoJobs(view);
   std::string text = JobTable(view, style);
@@ -168,6 +197,7 @@ std::string JobsText(const ClusterView& view, const Style& style) {
                           job.servers, " servers, policy ", job.spec.policy.name, ", optimizer ",
                           job.spec.optimizer.name.empty() ? "not set" : job.spec.optimizer.name),
              style);
+    text += CheckpointLines(job, style);
     for (const MetricView& metric : job.metrics) {
       text += Wrap("  metric   ",
                    absl::StrFormat("%s %.6g (%s, step %d)", metric.name, metric.value,

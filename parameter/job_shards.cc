@@ -196,7 +196,7 @@ void JobShards::UpdateShards(Ticks now, Replies* replies) {
       const ChunkKey key{tensor.id, ChunkIndex(i)};
       if (tensor.owners[i] != self_ || ThreadOf(key, threads_) != index_) continue;
       owned.insert(key);
-      AddOwned(tensor, i, ranges[i].length);
+      AddOwned(tensor, i, ranges[i].length, now, replies);
     }
   }
   for (auto it = shards_.begin(); it != shards_.end();) {
@@ -220,18 +220,26 @@ ShardSettings JobShards::SettingsOf(const TensorPlan& tensor, uint32_t chunk) co
           .lead = tensor.id == plan.lead_tensor && chunk == 0};
 }
 
-void JobShards::AddOwned(const TensorPlan& tensor, uint32_t chunk, uint64_t elements) {
+void JobShards::AddOwned(const TensorPlan& tensor, uint32_t chunk, uint64_t elements, Ticks now,
+                         Replies* replies) {
   const ChunkKey key{tensor.id, ChunkIndex(chunk)};
+  const Plan& plan = plan_->plan;
+  const bool restores = !plan.restore_from.empty();
   auto it = shards_.find(key);
   if (it != shards_.end()) {
     it->second.Configure(SettingsOf(tensor, chunk));
   } else if (MoveOf(key) != nullptr) {
     arriving_[key].elements = elements;
     return;
-  } else if (plan_->over_quota || arriving_.contains(key)) {
+  } else if (plan_->over_quota || (arriving_.contains(key) && !restores)) {
     return;
   } else {
+    arriving_.erase(key);  // what was on its way is of the past
     it = shards_.try_emplace(key, key, elements, &groups_, pool_, SettingsOf(tensor, chunk)).first;
+  }
+  if (restores && it->second.restored_lineage() != plan.lineage) {
+    CutAbort(absl::AbortedError("the job returns to a checkpoint; try again"), now, replies);
+    it->second.AwaitRestore(plan.lineage, replies);
   }
   if (tensor.sealed) it->second.Seal();
 }
@@ -327,10 +335,10 @@ void JobShards::AdvanceCut(Ticks now, Replies* replies) {
 bool JobShards::TryCopy(ChunkKey key, Ticks now, Replies* replies) {
   ParameterShard& shard = shards_.at(key);
   if (!cut_->remaining.contains(key) || !shard.IsAtHold()) return false;
-  ChunkState state = shard.Copy();
-  ChunkSnapshot snapshot{.key = key, .version = state.version, .arrays = {}};
-  snapshot.applied_steps = state.updates;
-  for (auto& [name, values] : state.arrays) snapshot.arrays.emplace(name, std::move(values));
+  const TensorPlan* const tensor = FindTensor(plan_->plan, key.tensor);
+  PACELINE_CHECK(tensor != nullptr);
+  ChunkSnapshot snapshot{.key = key, .tensor = tensor->spec.name, .state = shard.Snapshot()};
+  if (shard.lead()) snapshot.workers = shard.staleness().workers();
   cut_->copies.push_back(std::move(snapshot));
   cut_->remaining.erase(key);
   shard.Release(now, replies);
@@ -349,12 +357,34 @@ void JobShards::CutAbort(const absl::Status& cause, Ticks now, Replies* replies)
   if (cut.done) cut.done(cause);
 }
 
+// ---- Returning to a checkpoint ----------------------------------------------------------------
+
+std::vector<ChunkKey> JobShards::AwaitingRestore() const {
+  std::vector<ChunkKey> keys;
+  for (const auto& [key, shard] : shards_) {
+    if (shard.awaits_restore()) keys.push_back(key);
+  }
+  return keys;
+}
+
+void JobShards::Restore(uint32_t lineage, std::vector<RestoredChunk> chunks, Ticks now,
+                        Replies* replies) {
+  for (RestoredChunk& chunk : chunks) {
+    const auto it = shards_.find(chunk.key);
+    if (it == shards_.end() || !it->second.awaits_restore()) continue;
+    if (it->second.restored_lineage() != lineage) continue;
+    it->second.Load(std::move(chunk.state));
+  }
+  ReplayParked(now, replies);
+}
+
 // ---- Report ---------------------------------------------------------------------------------
 
 JobAtServer JobShards::Report() const {
   JobAtServer report;
   if (plan_ == nullptr) return report;
   report.job = plan_->plan.job;
+  report.lineage = plan_->plan.lineage;
   uint64_t memory = parked_bytes_;
   for (const auto& [key, shard] : shards_) {
     memory += shard.memory().value();
@@ -382,6 +412,7 @@ void Merge(JobAtServer& into, JobAtServer&& part) {
   }
   if (!part.lead) return;
   into.lead = true;
+  into.lineage = part.lineage;
   into.groups = std::move(part.groups);
   into.workers = std::move(part.workers);
 }

@@ -94,6 +94,11 @@ class JobShards {
     const auto it = shards_.find(key);
     return it == shards_.end() ? nullptr : &it->second;
   }
+  // The chunks that wait to be loaded from plan()->restore_from.
+  std::vector<ChunkKey> AwaitingRestore() const;
+  // Chunks that do not wait, or not for this lineage, stay as they are.
+  void Restore(uint32_t lineage, std::vector<RestoredChunk> chunks, Ticks now, Replies* replies);
+
   const Plan* plan() const { return plan_ == nullptr ? nullptr : &plan_->plan; }
   // What a refusal tells the sender to catch up to.
   GroupGeneration GenerationFor(GroupId group, Step step) const;
@@ -136,7 +141,8 @@ class JobShards {
   void ReplayParked(Ticks now, Replies* replies);
   void UpdateShards(Ticks now, Replies* replies);
   ShardSettings SettingsOf(const TensorPlan& tensor, uint32_t chunk) const;
-  void AddOwned(const TensorPlan& tensor, uint32_t chunk, uint64_t elements);
+  void AddOwned(const TensorPlan& tensor, uint32_t chunk, uint64_t elements, Ticks now,
+                Replies* replies);
   const ChunkMove* MoveOf(ChunkKey key) const;
   void GiveAway(ChunkKey key, ParameterShard& shard, Replies* replies);
   void OnMoveShard(const Operation& operation, const Piece& piece, Ticks now, Replies* replies);

@@ -97,6 +97,13 @@ void ParameterShard::Pull(const Operation& operation, Replies* replies) {
   replies->push_back(std::move(reply));
 }
 
+ShardSnapshot ParameterShard::Snapshot() const {
+  ShardSnapshot state{.version = version_, .updates = updates_, .samples = samples_, .arrays = {}};
+  state.arrays.emplace_back("weights", weights_);
+  for (const auto& slot : slots_) state.arrays.push_back(slot);
+  return state;
+}
+
 ChunkState ParameterShard::Copy() const {
   ChunkState state{.version = version_, .updates = updates_, .samples = samples_, .arrays = {}};
   state.arrays.emplace_back("weights", ToVector(weights_));
@@ -140,14 +147,15 @@ void ParameterShard::WriteState(const Operation& operation, const Piece& piece, 
     return Refuse(operation, piece, OperationStatus::kBadRequest, replies);
   }
   transfer_.done = true;
-  Restore(*std::move(state));
+  Restore(*std::move(state), version_.lineage + 1);
   DiscardOpenPushes(replies);
   replies->push_back(MakeReply(operation, OperationStatus::kOk));
 }
 
-void ParameterShard::Restore(ChunkState state) {
+void ParameterShard::Restore(ChunkState state, uint32_t lineage) {
   // Counts of the state and of what was here cannot be told apart but by a lineage of their own.
-  version_ = {std::max(version_.lineage, state.version.lineage) + 1, state.version.count};
+  version_ = {std::max({lineage, version_.lineage + 1, state.version.lineage + 1}),
+              state.version.count};
   updates_ = state.updates;
   samples_ = state.samples;
   slots_.clear();
@@ -162,6 +170,22 @@ void ParameterShard::Restore(ChunkState state) {
   }
   pulled_.clear();
   Configure(settings_);
+}
+
+void ParameterShard::AwaitRestore(uint32_t lineage, Replies* replies) {
+  Abandon(OperationStatus::kOldGeneration, replies);
+  hold_.reset();
+  transfer_ = {};
+  awaits_restore_ = true;
+  sealed_ = false;
+  restored_lineage_ = lineage;
+}
+
+void ParameterShard::Load(ChunkState state) {
+  Restore(std::move(state), restored_lineage_);
+  recorder_ = {};
+  awaits_restore_ = false;
+  sealed_ = true;
 }
 
 // ---- Cuts -----------------------------------------------------------------------------------

@@ -28,6 +28,7 @@
 
 #include "absl/status/status.h"
 #include "common/base/types.h"
+#include "parameter/chunk_snapshot.h"
 #include "parameter/contribution.h"
 #include "parameter/deduplication.h"
 #include "parameter/group_table.h"
@@ -63,7 +64,7 @@ class ParameterShard {
 
   // Optimizer slots that the new settings share by name with the old ones stay as they are.
   void Configure(ShardSettings settings);
-  void Seal() { sealed_ = true; }
+  void Seal() { sealed_ = !awaits_restore_; }
 
   // ---- Operations; the host has checked the plan and, but for Init and WriteState, the seal.
   void Init(const Operation& operation, const Piece& piece, Replies* replies);
@@ -104,7 +105,18 @@ class ParameterShard {
   // Every held step is in: the members are past it and no round up to it is open.
   bool IsAtHold() const;
   void Release(Ticks now, Replies* replies);
+  ShardSnapshot Snapshot() const;
   ChunkState Copy() const;
+
+  // ---- Returning to a checkpoint.
+  // Takes no part until Load: open rounds are void, their members push again. From then on a push
+  // on what was there before is told kDiscarded; its samples are the scheduler's to count, from
+  // what workers adopt.
+  void AwaitRestore(uint32_t lineage, Replies* replies);
+  void Load(ChunkState state);
+  bool awaits_restore() const { return awaits_restore_; }
+  uint32_t restored_lineage() const { return restored_lineage_; }  // waited for, or loaded
+
   // The highest step of each group that this chunk has.
   const std::map<GroupId, Step>& applied_steps() const { return applied_steps_; }
 
@@ -152,10 +164,11 @@ class ParameterShard {
   void Answer(const RoundKey& key, Round& round, const SharedFloats& values, Samples samples,
               Replies* replies);
   void VoidRound(const Round& round, GroupId group, OperationStatus status, Replies* replies);
-  std::span<float> WritableWeights();
+  // Unshared: a copy takes the place of an array that others hold.
+  std::span<float> Writable(SharedFloats& array);
   bool SameTransfer(const Operation& operation) const;
   bool AddBytes(const Piece& piece);
-  void Restore(ChunkState state);
+  void Restore(ChunkState state, uint32_t lineage);
   // They were computed on weights that are gone.
   void DiscardOpenPushes(Replies* replies);
   Reply MakeReply(const Operation& operation, OperationStatus status) const;
@@ -172,6 +185,8 @@ class ParameterShard {
   uint64_t updates_ = 0;  // Adam's t
   Samples samples_;       // in all updates so far
   bool sealed_ = false;
+  bool awaits_restore_ = false;
+  uint32_t restored_lineage_ = 0;
   Transfer transfer_;
 
   Rounds rounds_;

@@ -94,7 +94,10 @@ void ParameterShard::Contribute(const Operation& operation, const Piece& piece,
                                 operation.step)) {
     status = OperationStatus::kDiscarded;  // after its own Boundary
   }
-  if (status == OperationStatus::kDiscarded && settings_.lead && IsLast(operation, piece)) {
+  // What was pushed on weights that a checkpoint has replaced is counted by the scheduler.
+  const bool rolled_back = operation.base.lineage < restored_lineage_;
+  if (status == OperationStatus::kDiscarded && settings_.lead && !rolled_back &&
+      IsLast(operation, piece)) {
     recorder_.Discarded(operation.group, operation.sender, operation.samples);
   }
   if (status != OperationStatus::kOk) return Refuse(operation, piece, status, replies);
@@ -212,8 +215,8 @@ void ParameterShard::Apply(const RoundKey& key, Round& round, Ticks now) {
   }
   rate = static_cast<float>(rate * verdict.weight);
   std::array<std::span<float>, kMaxStateArrays> slots;
-  for (size_t i = 0; i < slots_.size(); ++i) slots[i] = slots_[i].second.writable();
-  settings_.optimizer->Apply(WritableWeights(), {slots.data(), slots_.size()}, sum.values(), rate,
+  for (size_t i = 0; i < slots_.size(); ++i) slots[i] = Writable(slots_[i].second);
+  settings_.optimizer->Apply(Writable(weights_), {slots.data(), slots_.size()}, sum.values(), rate,
                              ++updates_);
   pool_->Give(std::move(sum));
   Record(key, round, base, now);
@@ -249,14 +252,14 @@ void ParameterShard::Record(const RoundKey& key, const Round& round, Version bas
                     contributions);
 }
 
-std::span<float> ParameterShard::WritableWeights() {
-  if (!weights_.unique()) {
+std::span<float> ParameterShard::Writable(SharedFloats& array) {
+  if (!array.unique()) {
     SharedFloats copy = pool_->Take(elements_);
-    std::ranges::copy(weights_.values(), copy.writable().begin());
-    pool_->Give(std::move(weights_));
-    weights_ = std::move(copy);
+    std::ranges::copy(array.values(), copy.writable().begin());
+    pool_->Give(std::move(array));
+    array = std::move(copy);
   }
-  return weights_.writable();
+  return array.writable();
 }
 
 void ParameterShard::Answer(const RoundKey& key, Round& round, const SharedFloats& values,

@@ -16,11 +16,12 @@ namespace paceline {
 
 using RequestId = Strong<struct RequestIdTag, uint64_t>;
 
-// A node asks to join. Key and seed are drawn by the event loop: the core has no randomness.
+// A node asks to join. Key and number are drawn by the event loop: the core has no randomness.
 struct JoinEvent {
   RequestId request;
   JoinRequest join;
   SecretKey key{};
+  uint64_t random = 0;  // no secret: names the run of a job that begins with this join
 };
 struct NodeEvent {
   RequestId request;

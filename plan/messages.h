@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/base/types.h"
+#include "plan/checkpoint.h"
 #include "plan/permutation.h"
 #include "plan/plan.h"
 #include "plan/report.h"
@@ -105,7 +106,8 @@ struct BarrierRequest {
   bool operator==(const BarrierRequest&) const = default;
 };
 
-// Starts a consistent cut that the owners write below `directory`; answered when it is complete.
+// Starts a consistent cut that the owners write below `directory` (empty: the job's
+// checkpoint_dir); answered when it is complete.
 struct CheckpointRequest {
   std::string directory;
 
@@ -118,12 +120,34 @@ struct CheckpointReply {
   bool operator==(const CheckpointReply&) const = default;
 };
 
+// After a return to a checkpoint: this worker holds weights of the new lineage everywhere, and of
+// the samples it drew it still has these. What it had beyond the checkpoint is lost.
+struct AdoptedRequest {
+  uint32_t lineage = 0;
+  std::vector<SampleRange> held;
+
+  bool operator==(const AdoptedRequest&) const = default;
+};
+
+// A push of this worker held NaN or infinity in this tensor and was left out there. Told once per
+// push.
+struct NotFiniteRequest {
+  std::string tensor;
+  Step step;
+  uint32_t in_a_row = 1;  // pushes of this worker, this one included
+
+  bool operator==(const NotFiniteRequest&) const = default;
+};
+
 // An answer to a directive with `change` or `cut`: what the node was told is in force there.
 struct AckRequest {
   uint64_t id = 0;                  // of the change, placement or cut
   Step step;                        // workers: the step they are in; the change activates above it
   std::map<GroupId, Step> applied;  // owners, for a cut: highest step applied or decided
   std::string error;                // not empty: the node could not
+  CheckpointPart part{};            // owners, for the copy of a cut
+  uint64_t updates = 0;             // the lead owner, with its part: of the lead chunk
+  std::vector<WorkerSamples> workers{};  // the same: by the cut
 
   bool operator==(const AckRequest&) const = default;
 };
@@ -152,7 +176,8 @@ struct Heartbeat {
 using NodeRequest =
     std::variant<Heartbeat, RegisterTensorsRequest, InitDoneRequest, SetOptimizerRequest,
                  DrawSamplesRequest, ReturnSamplesRequest, BarrierRequest, CheckpointRequest,
-                 AckRequest, LinkDownRequest, WorkerReport, ServerReport, LeaveRequest>;
+                 AckRequest, LinkDownRequest, WorkerReport, ServerReport, LeaveRequest,
+                 AdoptedRequest, NotFiniteRequest>;
 struct Empty {
   bool operator==(const Empty&) const = default;
 };
@@ -217,14 +242,17 @@ struct SealedDirective {
 };
 
 // Cut, phase 1: hold later steps, answer with the highest step applied per group. Phase 2: copy
-// when exactly these steps are in, write below `directory`, release, answer with an Ack.
+// when exactly these steps are in, release, write a part into `directory`, answer with it. Phase 3,
+// one owner only: all parts are there; write the manifest, then drop older checkpoints.
 struct CutDirective {
   uint64_t cut = 0;
   JobId job;
-  bool collect = true;            // phase 1
-  bool abort = false;             // release without writing
-  std::map<GroupId, Step> steps;  // phase 2
-  std::string directory;          // phase 2
+  bool collect = true;                           // phase 1
+  bool abort = false;                            // release without writing
+  std::map<GroupId, Step> steps;                 // phase 2
+  std::string directory;                         // phases 2 and 3
+  std::optional<CheckpointManifest> manifest{};  // phase 3
+  std::vector<std::string> drop{};               // phase 3: directories of the same run
 
   bool operator==(const CutDirective&) const = default;
 };

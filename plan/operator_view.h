@@ -112,6 +112,11 @@ struct JobView {
   std::vector<WorkerStalenessView> worker_staleness;
   std::vector<MetricView> metrics;
   std::vector<TensorPlan> tensors;
+  uint32_t lineage = 0;
+  std::vector<CheckpointRecord> checkpoints;  // kept ones, oldest first
+  RollbackTotals rollbacks;
+  std::string resumed_from;  // path of a checkpoint, or empty
+  uint64_t not_finite = 0;   // pushes that held NaN or infinity
 
   bool operator==(const JobView&) const = default;
 };
@@ -141,6 +146,23 @@ struct StopJobRequest {
   std::string reason;
 
   bool operator==(const StopJobRequest&) const = default;
+};
+
+// Takes a checkpoint now; answered when it is complete.
+struct CheckpointJobRequest {
+  std::string job;
+  std::string directory;  // absolute, at the servers; empty: the job's checkpoint_dir
+
+  bool operator==(const CheckpointJobRequest&) const = default;
+};
+
+// The next job of this name starts from a checkpoint that its servers can read at `path`.
+struct ResumeJobRequest {
+  std::string job;
+  std::string path;
+  CheckpointManifest manifest;  // without parts
+
+  bool operator==(const ResumeJobRequest&) const = default;
 };
 
 struct StatusQuery {
@@ -178,8 +200,10 @@ struct RemoveWorkerRequest {
   bool operator==(const RemoveWorkerRequest&) const = default;
 };
 
-using OperatorRequest = std::variant<StatusQuery, EventsQuery, StopJobRequest, ProcessEndedRequest,
-                                     RemoveWorkerRequest, DrainServerRequest>;
-using OperatorReply = std::variant<Empty, ClusterView, std::vector<DecisionRecord>>;
+using OperatorRequest =
+    std::variant<StatusQuery, EventsQuery, StopJobRequest, ProcessEndedRequest, RemoveWorkerRequest,
+                 DrainServerRequest, CheckpointJobRequest, ResumeJobRequest>;
+using OperatorReply =
+    std::variant<Empty, ClusterView, std::vector<DecisionRecord>, CheckpointReply>;
 
 }  // namespace paceline

@@ -118,6 +118,10 @@ struct Plan {
   // Incarnations (and all before of the same node) whose frames no owner takes any more; told to
   // servers only, which may have missed a fence.
   std::vector<NodeRef> fenced;
+  // Chunks of an older lineage take no part until they are loaded from this checkpoint; empty: none
+  // is to be loaded.
+  std::string restore_from;
+  uint32_t lineage = 0;  // grows with each return to a checkpoint
 
   bool operator==(const Plan&) const = default;
 };

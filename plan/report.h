@@ -56,6 +56,7 @@ struct JobAtServer {
   bool lead = false;
   uint64_t updates = 0;         // pushes applied (lead) or chunk updates (not lead)
   uint64_t refused_frames = 0;  // all reasons
+  uint32_t lineage = 0;         // which the counts below belong to
   Bytes memory;                 // weights + optimizer state + open rounds
   std::vector<GroupStaleness> groups;
   std::vector<WorkerStaleness> workers;

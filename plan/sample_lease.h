@@ -28,6 +28,8 @@ class SampleLease {
   };
   Batch Take(uint32_t count);
 
+  // Everything that is left.
+  std::vector<SampleRange> Peek() const { return {ranges_.begin(), ranges_.end()}; }
   // Everything that is left, no longer leased.
   std::vector<SampleRange> TakeAll();
 

@@ -20,6 +20,12 @@ SecretKey DrawKey() {
   return key;
 }
 
+uint64_t DrawNumber() {
+  uint64_t number = 0;
+  PACELINE_CHECK(getrandom(&number, sizeof(number), 0) == sizeof(number));
+  return number;
+}
+
 absl::Status StoppingError() {
   return absl::UnavailableError("the scheduler is stopping; retry when it is back");
 }
@@ -215,6 +221,7 @@ void EventLoop::HandleRequest(Request request) {
   if (auto* join = std::get_if<JoinEvent>(&request.event)) {
     join->request = id;
     join->key = DrawKey();
+    join->random = DrawNumber();
   } else if (auto* node = std::get_if<NodeEvent>(&request.event)) {
     node->request = id;
   } else {

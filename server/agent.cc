@@ -4,6 +4,8 @@
 #include <variant>
 
 #include "common/base/status.h"
+#include "common/checkpoint/directory.h"
+#include "common/checkpoint/manifest.h"
 #include "common/runtime/clock.h"
 #include "common/runtime/log.h"
 #include "server/checkpoint_part.h"
@@ -16,6 +18,20 @@ constexpr Ticks kJoinPause = Milliseconds(100);
 constexpr Ticks kReportInterval = Milliseconds(250);
 
 Ticks Now() { return Clock::Real().Now(); }
+
+// A worker may have been in several groups.
+std::vector<WorkerSamples> SamplesOf(const std::vector<WorkerStaleness>& by_group) {
+  std::map<NodeId, WorkerSamples> totals;
+  for (const WorkerStaleness& w : by_group) {
+    WorkerSamples& total = totals[w.worker];
+    total.worker = w.worker;
+    total.applied += w.applied;
+    total.discarded += w.discarded;
+  }
+  std::vector<WorkerSamples> out;
+  for (const auto& [worker, total] : totals) out.push_back(total);
+  return out;
+}
 
 template <typename... Handlers>
 struct Overloaded : Handlers... {
@@ -34,6 +50,7 @@ ServerAgent::~ServerAgent() { Stop(); }
 
 void ServerAgent::Follow(Router* router) {
   router_ = router;
+  disk_ = std::make_unique<CheckpointDisk>();
   heartbeat_ = std::make_unique<HeartbeatThread>(
       control_->Another(), joined_.self, Milliseconds(joined_.heartbeat_interval_ms),
       [this](const absl::Status& cause) { Lost(cause); });
@@ -51,6 +68,7 @@ void ServerAgent::Stop() {
   heartbeat_.reset();
   thread_.join();
   control_->StopWatch();
+  disk_.reset();
   LeaveRequest leave;
   leave.reason = "the server was asked to end";
   const absl::Status status = control_->Call(joined_.self, leave, Seconds(1)).status();
@@ -129,20 +147,45 @@ void ServerAgent::OnLinkDown(NodeId peer, Ticks since, const std::string& cause)
 }
 
 void ServerAgent::OnDirective(Directive directive) {
-  std::visit(
-      Overloaded{
-          [this](const PlanDirective& d) { router_->ApplyPlan(d.plan, AckWhenDone(d.change)); },
-          [this](const PrepareDirective& d) { router_->Prepare(d, AckWhenDone(d.change)); },
-          [this](const CommitDirective& d) { router_->Commit(d, AckWhenDone(0)); },
-          [this](const AbortDirective& d) { router_->Abort(d, AckWhenDone(0)); },
-          [this](const FenceDirective& d) { router_->Fence(d, AckWhenDone(d.change)); },
-          [this](const SealedDirective& d) { router_->Seal(d, AckWhenDone(0)); },
-          [this](const CutDirective& d) { OnCut(d); },
-          [](const RecallSamplesDirective&) {},
-          [this](const EndJobDirective& d) { router_->EndJob(d, AckWhenDone(0)); },
-          [](const RemoveDirective&) {},
-      },
-      directive.body);
+  std::visit(Overloaded{
+                 [this](const PlanDirective& d) { OnPlan(d); },
+                 [this](const PrepareDirective& d) { router_->Prepare(d, AckWhenDone(d.change)); },
+                 [this](const CommitDirective& d) { router_->Commit(d, AckWhenDone(0)); },
+                 [this](const AbortDirective& d) { router_->Abort(d, AckWhenDone(0)); },
+                 [this](const FenceDirective& d) { router_->Fence(d, AckWhenDone(d.change)); },
+                 [this](const SealedDirective& d) { router_->Seal(d, AckWhenDone(0)); },
+                 [this](const CutDirective& d) { OnCut(d); },
+                 [](const RecallSamplesDirective&) {},
+                 [this](const EndJobDirective& d) { router_->EndJob(d, AckWhenDone(0)); },
+                 [](const RemoveDirective&) {},
+             },
+             directive.body);
+}
+
+void ServerAgent::OnPlan(const PlanDirective& directive) {
+  const Router::Done answer = AckWhenDone(directive.change);
+  if (directive.plan.restore_from.empty()) return router_->ApplyPlan(directive.plan, answer);
+  router_->ApplyPlan(directive.plan, [this, plan = directive.plan, answer](absl::Status status) {
+    if (!status.ok()) return answer(status);
+    // Shard threads must not wait for the disk.
+    if (!disk_->Post([this, plan, answer] { Load(plan, answer); })) {
+      answer(absl::ResourceExhaustedError("too much waits for the disk"));
+    }
+  });
+}
+
+void ServerAgent::Load(const Plan& plan, Router::Done done) {
+  router_->FindAwaitingRestore(plan.job, [this, plan, done](std::vector<ChunkKey> keys) {
+    if (keys.empty()) return done(absl::OkStatus());
+    const auto load = [this, plan, keys, done] {
+      auto chunks = ReadChunks(plan.restore_from, plan, keys);
+      if (!chunks.ok()) return done(chunks.status());
+      LogInfo("server", options_.name, ": loaded ", keys.size(), " chunks of job ", plan.spec.name,
+              " from ", plan.restore_from);
+      router_->Restore(plan.job, plan.lineage, *std::move(chunks), done);
+    };
+    if (!disk_->Post(load)) done(absl::ResourceExhaustedError("too much waits for the disk"));
+  });
 }
 
 void ServerAgent::OnCut(const CutDirective& cut) {
@@ -159,16 +202,54 @@ void ServerAgent::OnCut(const CutDirective& cut) {
     });
     return;
   }
-  router_->CutAt(
-      cut.job, cut.steps, [this, cut](absl::StatusOr<std::vector<ChunkSnapshot>> chunks) {
-        AckRequest ack;
-        ack.id = cut.cut;
-        const absl::Status status = chunks.ok()
-                                        ? WriteCheckpointPart(cut.directory, options_.name, *chunks)
-                                        : chunks.status();
-        ack.error = std::string(status.message());
-        Queue(ack);
-      });
+  if (cut.manifest) {
+    if (!disk_->Post([this, cut] { WriteManifestOf(cut); })) {
+      AckWhenDone(cut.cut)(absl::ResourceExhaustedError("too much waits for the disk"));
+    }
+    return;
+  }
+  router_->CutAt(cut.job, cut.steps,
+                 [this, cut](absl::StatusOr<std::vector<ChunkSnapshot>> chunks) {
+                   OnCopied(cut, std::move(chunks));
+                 });
+}
+
+// On a shard thread: the groups go on; what was copied goes to the disk meanwhile.
+void ServerAgent::OnCopied(const CutDirective& cut,
+                           absl::StatusOr<std::vector<ChunkSnapshot>> chunks) {
+  if (!chunks.ok()) return AckWhenDone(cut.cut)(chunks.status());
+  auto shared = std::make_shared<std::vector<ChunkSnapshot>>(*std::move(chunks));
+  const auto write = [this, cut, shared] {
+    auto part = WriteCheckpointPart(cut.directory, options_.name, *shared);
+    if (!part.ok()) return AckWhenDone(cut.cut)(part.status());
+    AckRequest ack;
+    ack.id = cut.cut;
+    ack.part = *std::move(part);
+    for (const ChunkSnapshot& chunk : *shared) {
+      if (!chunk.workers) continue;
+      ack.updates = chunk.state.version.count;
+      ack.workers = SamplesOf(*chunk.workers);
+    }
+    Queue(std::move(ack));
+  };
+  if (!disk_->Post(write)) {
+    AckWhenDone(cut.cut)(absl::ResourceExhaustedError("too much waits for the disk"));
+  }
+}
+
+void ServerAgent::WriteManifestOf(const CutDirective& cut) {
+  CheckpointManifest manifest = *cut.manifest;
+  manifest.unix_time_ms = Clock::Real().UnixTimeMs();
+  const absl::Status written = WriteManifest(cut.directory, manifest);
+  AckWhenDone(cut.cut)(written);
+  if (!written.ok()) return;
+  for (const std::string& old : cut.drop) {
+    const absl::Status removed = RemoveCheckpoint(old);
+    if (!removed.ok()) {
+      LogWarning("server", options_.name, ": cannot remove ", old, ": ",
+                 std::string(removed.message()));
+    }
+  }
 }
 
 // ---- The agent's thread -------------------------------------------------------------------------

@@ -19,6 +19,7 @@
 #include "control/heartbeat.h"
 #include "parameter/host/router.h"
 #include "plan/messages.h"
+#include "server/checkpoint_disk.h"
 
 namespace paceline {
 
@@ -43,7 +44,7 @@ class ServerAgent {
   absl::Status Join();
   // Begins to apply directives to `router`, which outlives the agent.
   void Follow(Router* router);
-  // Leaves the cluster. Idempotent.
+  // Leaves the cluster. Idempotent. Callbacks of the router may come until that is gone.
   void Stop();
 
   NodeRef self() const { return joined_.self; }
@@ -56,7 +57,12 @@ class ServerAgent {
  private:
   void OpenWatch();
   void OnDirective(Directive directive);
+  void OnPlan(const PlanDirective& directive);
+  // On the disk thread, or a shard thread: brings back what the plan wants from a checkpoint.
+  void Load(const Plan& plan, Router::Done done);
   void OnCut(const CutDirective& cut);
+  void OnCopied(const CutDirective& cut, absl::StatusOr<std::vector<ChunkSnapshot>> chunks);
+  void WriteManifestOf(const CutDirective& cut);
   // Answers the directive `id` once the router has it in force.
   Router::Done AckWhenDone(uint64_t id);
   void Queue(NodeRequest request) EXCLUDES(mutex_);
@@ -80,6 +86,7 @@ class ServerAgent {
   bool lost_ GUARDED_BY(mutex_) = false;
   std::unique_ptr<HeartbeatThread> heartbeat_;
   std::thread thread_;
+  std::unique_ptr<CheckpointDisk> disk_;  // from Follow to Stop
 };
 
 }  // namespace paceline

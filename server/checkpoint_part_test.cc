@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 
+#include "common/checkpoint/manifest.h"
 #include "common/safetensors/safetensors.h"
 
 namespace paceline {
@@ -23,10 +25,16 @@ ChunkSnapshot SnapshotOf(uint32_t tensor, uint32_t chunk, std::vector<float> wei
                          std::vector<float> momentum) {
   ChunkSnapshot snapshot;
   snapshot.key = {TensorId(tensor), ChunkIndex(chunk)};
-  snapshot.version = {2, 40 + chunk};
-  snapshot.applied_steps = 7 + chunk;
-  snapshot.arrays["weights"] = std::move(weights);
-  snapshot.arrays["momentum"] = std::move(momentum);
+  snapshot.tensor = "t" + std::to_string(tensor);
+  snapshot.state.version = {2, 40 + chunk};
+  snapshot.state.updates = 7 + chunk;
+  snapshot.state.samples = Samples(100);
+  for (const auto& [name, values] :
+       {std::pair("weights", weights), std::pair("momentum", momentum)}) {
+    SharedFloats array(values.size());
+    std::ranges::copy(values, array.writable().begin());
+    snapshot.state.arrays.emplace_back(name, std::move(array));
+  }
   return snapshot;
 }
 
@@ -39,14 +47,56 @@ TEST_F(CheckpointPartTest, WritesArraysAndVersionsOfEachChunk) {
   const auto part = SafetensorsReader::Open(below + "/part-server-3.safetensors");
   ASSERT_TRUE(part.ok()) << part.status();
   const std::map<std::string, std::string> metadata = {
-      {"0/0", "2.40 t=7"}, {"0/1", "2.41 t=8"}, {"5/0", "2.40 t=7"}};
+      {"t0/0", "lineage=2 version=40 updates=7 samples=100"},
+      {"t0/1", "lineage=2 version=41 updates=8 samples=100"},
+      {"t5/0", "lineage=2 version=40 updates=7 samples=100"}};
   EXPECT_EQ(part->metadata(), metadata);
   EXPECT_EQ(part->tensors().size(), 6u);
-  EXPECT_EQ(*part->ReadFloats("0/0/weights", {2}), (std::vector<float>{1, -2}));
-  EXPECT_EQ(*part->ReadFloats("0/0/momentum", {2}), (std::vector<float>{0.5f, 0}));
-  EXPECT_EQ(*part->ReadFloats("0/1/weights", {1}), (std::vector<float>{3}));
-  EXPECT_EQ(*part->ReadFloats("0/1/momentum", {1}), (std::vector<float>{0.25f}));
-  EXPECT_EQ(*part->ReadFloats("5/0/weights", {0}), std::vector<float>());
+  EXPECT_EQ(*part->ReadFloats("t0/0/weights", {2}), (std::vector<float>{1, -2}));
+  EXPECT_EQ(*part->ReadFloats("t0/0/momentum", {2}), (std::vector<float>{0.5f, 0}));
+  EXPECT_EQ(*part->ReadFloats("t0/1/weights", {1}), (std::vector<float>{3}));
+  EXPECT_EQ(*part->ReadFloats("t0/1/momentum", {1}), (std::vector<float>{0.25f}));
+  EXPECT_EQ(*part->ReadFloats("t5/0/weights", {0}), std::vector<float>());
+}
+
+// Two servers wrote it; another one reads what it owns now.
+TEST_F(CheckpointPartTest, ReadsChunksWhoeverWroteThem) {
+  CheckpointManifest manifest;
+  manifest.spec.name = "job";
+  manifest.spec.chunk_bytes = 4096;
+  manifest.tensors = {{"t0", {1026}}, {"t1", {1}}};
+  std::vector<float> long_one(1024, 0.5f);
+  auto a = WriteCheckpointPart(directory_, "a", {SnapshotOf(0, 0, long_one, long_one)});
+  auto b = WriteCheckpointPart(directory_, "b",
+                               {SnapshotOf(0, 1, {1, 2}, {3, 4}), SnapshotOf(1, 0, {5}, {6})});
+  ASSERT_TRUE(a.ok() && b.ok());
+  manifest.parts = {*a, *b};
+  ASSERT_TRUE(WriteManifest(directory_, manifest).ok());
+  Plan plan;
+  plan.spec = manifest.spec;
+  // In another order than they were registered in.
+  plan.tensors = {{TensorId(0), manifest.tensors[1], {NodeId(1)}, true},
+                  {TensorId(1), manifest.tensors[0], {NodeId(2), NodeId(1)}, true}};
+  const std::vector<ChunkKey> mine = {{TensorId(0), ChunkIndex(0)}, {TensorId(1), ChunkIndex(1)}};
+  auto chunks = ReadChunks(directory_, plan, mine);
+  ASSERT_TRUE(chunks.ok()) << chunks.status();
+  ASSERT_EQ(chunks->size(), 2u);
+  EXPECT_EQ((*chunks)[0].key, mine[0]);
+  EXPECT_EQ((*chunks)[0].state.arrays[0].first, "weights");
+  EXPECT_EQ((*chunks)[0].state.arrays[0].second, std::vector<float>{5});
+  EXPECT_EQ((*chunks)[0].state.arrays[1].second, std::vector<float>{6});
+  EXPECT_EQ((*chunks)[1].state.arrays[0].second, (std::vector<float>{1, 2}));
+  EXPECT_EQ((*chunks)[1].state.version, (Version{2, 41}));
+  EXPECT_EQ((*chunks)[1].state.updates, 8u);
+
+  plan.tensors[0].spec.shape = {2};
+  EXPECT_TRUE(absl::IsInvalidArgument(ReadChunks(directory_, plan, mine).status()));
+  plan.tensors[0].spec = {"t9", {1}};
+  const absl::Status missing = ReadChunks(directory_, plan, mine).status();
+  EXPECT_TRUE(absl::IsNotFound(missing));
+  EXPECT_NE(missing.message().find("t9/0"), std::string::npos) << missing;
+  std::filesystem::resize_file(directory_ + "/part-b.safetensors", 200);
+  EXPECT_FALSE(ReadChunks(directory_, plan, {mine[1]}).ok());
 }
 
 TEST_F(CheckpointPartTest, TakesThePlaceOfTheOneBefore) {
@@ -54,8 +104,8 @@ TEST_F(CheckpointPartTest, TakesThePlaceOfTheOneBefore) {
   ASSERT_TRUE(WriteCheckpointPart(directory_, "a", {SnapshotOf(1, 0, {2}, {2})}).ok());
   const auto part = SafetensorsReader::Open(directory_ + "/part-a.safetensors");
   ASSERT_TRUE(part.ok());
-  EXPECT_EQ(part->Find("0/0/weights"), nullptr);
-  EXPECT_EQ(*part->ReadFloats("1/0/weights", {1}), std::vector<float>{2});
+  EXPECT_EQ(part->Find("t0/0/weights"), nullptr);
+  EXPECT_EQ(*part->ReadFloats("t1/0/weights", {1}), std::vector<float>{2});
 }
 
 TEST_F(CheckpointPartTest, NamesTheDirectoryItCannotMake) {
@@ -63,7 +113,7 @@ TEST_F(CheckpointPartTest, NamesTheDirectoryItCannotMake) {
   const std::string file = directory_ + "/file";
   ASSERT_TRUE(WriteCheckpointPart(directory_, "a", {}).ok());
   std::filesystem::rename(directory_ + "/part-a.safetensors", file);
-  const absl::Status status = WriteCheckpointPart(file + "/below", "a", {});
+  const absl::Status status = WriteCheckpointPart(file + "/below", "a", {}).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
   EXPECT_NE(status.message().find(file + "/below"), std::string::npos) << status;
 }

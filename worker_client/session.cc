@@ -286,6 +286,8 @@ absl::Status SessionImpl::AdvanceStep() {
     offered_this_step_ = 0;
   }
   PACELINE_RETURN_IF_ERROR(SendBoundary(now, now, unused, Ticks(0)));
+  PACELINE_RETURN_IF_ERROR(CheckFinite());
+  PACELINE_RETURN_IF_ERROR(Adopt(false));
   MutexLock lock(&mutex_);
   while (failed_.ok() && !plan_.waiting.empty()) {
     if (asked_to_leave_ || (options_.stop && options_.stop())) return absl::OkStatus();
@@ -410,6 +412,7 @@ absl::Status SessionImpl::Leave(const std::string& reason) {
     if (left_) return absl::OkStatus();
     if (!failed_.ok()) return failed_;
   }
+  PACELINE_RETURN_IF_ERROR(Adopt(true));
   ReturnUnused();
   SendQueued();
   LeaveRequest request;

@@ -68,6 +68,7 @@ void SessionImpl::Apply(const PlanDirective& directive) {
   plan_ = directive.plan;
   have_plan_ = true;
   if (std::exchange(new_stream_, false)) group_->OnNewStream();
+  if (!lineage_) lineage_ = plan_.lineage;
   group_->OnPlan(plan_);
   links_->SetOwners(plan_.servers);
   FollowOwners();

@@ -1,6 +1,7 @@
 // The session behind session.h. Split over session.cc (joining, steps, leaving),
-// session_tensors.cc (from registration to first weights), session_ops.cc (operations) and
-// session_control.cc (directives, reports, samples).
+// session_tensors.cc (from registration to first weights), session_ops.cc (operations),
+// session_control.cc (directives, reports, samples) and session_guards.cc (weights of the past,
+// gradients that are not finite).
 //
 // Threads: the caller's; the control client's watch thread (directives); `control_thread_`
 // (reports, acks: calls that block on the scheduler); the heartbeat's; `timer_thread_` (retries and
@@ -99,6 +100,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
     Ticks deadline;
     bool done = false;
     bool internal = false;  // nobody waits for it
+    bool lapsed = false;    // computed on weights that a checkpoint has replaced
     std::function<void(const absl::StatusOr<OperationResult>&)> callback;
   };
 
@@ -140,6 +142,14 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   std::set<NodeId> Owners() const REQUIRES(mutex_);
   void ReturnUnused() EXCLUDES(mutex_);
   absl::Status CoverUntilGone() EXCLUDES(mutex_);
+
+  // session_guards.cc
+  // Whether its weights are of the plan's lineage; else they are from before a return to a
+  // checkpoint, and what was computed on them trains nothing.
+  bool IsCurrent(const Tensor& tensor) const REQUIRES(mutex_);
+  bool Lapses(const Tensor& tensor) const REQUIRES(mutex_);
+  absl::Status Adopt(bool leaving) EXCLUDES(mutex_, draw_mutex_);
+  absl::Status CheckFinite() EXCLUDES(mutex_);
 
   // session_ops.cc
   struct OpRequest {
@@ -247,6 +257,9 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   uint64_t offered_this_step_ GUARDED_BY(mutex_) = 0;    // of those, pushed to the lead chunk
   bool pushed_this_step_ GUARDED_BY(mutex_) = false;
   SessionCounters counters_ GUARDED_BY(mutex_);
+  std::optional<uint32_t> lineage_ GUARDED_BY(mutex_);  // of the weights trained on
+  std::string not_finite_ GUARDED_BY(mutex_);           // tensor of this step's push, if any
+  uint32_t not_finite_in_a_row_ GUARDED_BY(mutex_) = 0;
 
   Mutex send_mutex_;  // held while the outbox is sent; before mutex_
   std::deque<NodeRequest> outbox_ GUARDED_BY(mutex_);  // acks and returned samples

@@ -86,13 +86,16 @@ std::shared_ptr<ChunkOp> SessionImpl::MakeChunkOp(const OpRequest& request, cons
   op->header.tensor = *tensor.id;
   op->header.chunk = chunk.key.chunk;
   op->header.dtype = tensor.spec.dtype;
+  // On weights that a checkpoint has replaced: takes part with nothing, and gets the new ones.
+  const bool lapsed = IsPush(request.kind) && Lapses(tensor);
+  const Samples samples = lapsed ? Samples(0) : request.options.samples;
   if (IsRound(request.kind)) {
     op->header.ordinal = tensor.next_ordinal;
-    op->header.samples = request.options.samples;
+    op->header.samples = samples;
     op->header.learning_rate = request.options.learning_rate;
     if (!tensor.bases.empty()) op->header.version = tensor.bases[index];
   }
-  if (!request.values.empty() && (!IsRound(request.kind) || request.options.samples > Samples(0))) {
+  if (!request.values.empty() && (!IsRound(request.kind) || samples > Samples(0))) {
     op->payload = std::as_bytes(request.values.subspan(chunk.range.begin, chunk.range.length));
   }
   if (!request.out.empty()) {
@@ -129,6 +132,7 @@ absl::StatusOr<uint64_t> SessionImpl::Issue(const OpRequest& request) {
       if (tensor.ready) tensor.start = {};
       if (*tensor.id == plan_.lead_tensor) offered_this_step_ += request.options.samples.value();
     }
+    pending->lapsed = IsPush(request.kind) && Lapses(tensor);
     pending->ops = ops;
     pending_.emplace(id, std::move(pending));
   }
@@ -259,6 +263,7 @@ absl::Status SessionImpl::FromReply(const Pending& pending, const ChunkOp& op) {
     case FrameStatus::kDiscarded:
       return absl::OkStatus();
     case FrameStatus::kNotFinite:
+      if (not_finite_.empty()) not_finite_ = tensors_[pending.tensor].spec.name;
       LogWarning("worker", options_.worker_name, ": ", where,
                  ": the gradient holds NaN or infinity and was left out");
       return absl::OkStatus();
@@ -291,7 +296,7 @@ void SessionImpl::CountSamples(const Pending& pending, const ChunkOp& op,
   if (absl::IsFailedPrecondition(status) || absl::IsCancelled(status)) {
     // The owners do without this incarnation: what they did not count is handed out again.
     counters_.returned += pending.samples;
-  } else if (status.ok() && op.reply.status == FrameStatus::kOk) {
+  } else if (status.ok() && op.reply.status == FrameStatus::kOk && !pending.lapsed) {
     counters_.applied += pending.samples;
   } else {
     counters_.discarded += pending.samples;

@@ -212,6 +212,8 @@ class GrpcControlClient final : public ControlClient {
   PACELINE_SEND(Checkpoint, CheckpointRequest, CheckpointReply)
   PACELINE_SEND(Ack, AckRequest, Empty)
   PACELINE_SEND(LinkDown, LinkDownRequest, Empty)
+  PACELINE_SEND(Adopted, AdoptedRequest, Empty)
+  PACELINE_SEND(NotFinite, NotFiniteRequest, Empty)
 #undef PACELINE_SEND
 
   absl::StatusOr<NodeReply> Send(NodeRef self, const Heartbeat&, Ticks timeout) {
@@ -271,6 +273,19 @@ class GrpcControlClient final : public ControlClient {
     ToProto(request, &in);
     return Unary<Empty, v1::RemoveWorkerReply>(
         timeout, [&](auto* c, auto* out) { return operators_->RemoveWorker(c, in, out); });
+  }
+
+  absl::StatusOr<OperatorReply> Ask(const CheckpointJobRequest& request, Ticks timeout) {
+    v1::CheckpointJobRequest in;
+    ToProto(request, &in);
+    return Unary<CheckpointReply, v1::CheckpointReply>(
+        timeout, [&](auto* c, auto* out) { return operators_->CheckpointJob(c, in, out); });
+  }
+  absl::StatusOr<OperatorReply> Ask(const ResumeJobRequest& request, Ticks timeout) {
+    v1::ResumeJobRequest in;
+    ToProto(request, &in);
+    return Unary<Empty, v1::ResumeJobReply>(
+        timeout, [&](auto* c, auto* out) { return operators_->ResumeJob(c, in, out); });
   }
 
   const std::string peer_;

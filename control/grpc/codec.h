@@ -37,6 +37,14 @@ PACELINE_CODEC(TensorPlan, v1::TensorPlan);
 PACELINE_CODEC(Plan, v1::Plan);
 PACELINE_CODEC(SampleRange, v1::SampleRange);
 
+// plan/checkpoint.h
+PACELINE_CODEC(CheckpointPart, v1::CheckpointPart);
+PACELINE_CODEC(WorkerSamples, v1::WorkerSamples);
+PACELINE_CODEC(SamplePosition, v1::SamplePosition);
+PACELINE_CODEC(CheckpointManifest, v1::CheckpointManifest);
+PACELINE_CODEC(CheckpointRecord, v1::CheckpointRecord);
+PACELINE_CODEC(RollbackTotals, v1::RollbackTotals);
+
 // plan/report.h
 PACELINE_CODEC(StalenessCounts, v1::StalenessCounts);
 PACELINE_CODEC(GroupStaleness, v1::GroupStaleness);
@@ -62,6 +70,8 @@ PACELINE_CODEC(BarrierRequest, v1::BarrierRequest);
 PACELINE_CODEC(CheckpointRequest, v1::CheckpointRequest);
 PACELINE_CODEC(CheckpointReply, v1::CheckpointReply);
 PACELINE_CODEC(AckRequest, v1::AckRequest);
+PACELINE_CODEC(AdoptedRequest, v1::AdoptedRequest);
+PACELINE_CODEC(NotFiniteRequest, v1::NotFiniteRequest);
 PACELINE_CODEC(LinkDownRequest, v1::LinkDownRequest);
 PACELINE_CODEC(PlanDirective, v1::PlanDirective);
 PACELINE_CODEC(PrepareDirective, v1::PrepareDirective);
@@ -90,6 +100,8 @@ PACELINE_CODEC(StopJobRequest, v1::StopJobRequest);
 PACELINE_CODEC(ProcessEndedRequest, v1::ProcessEndedRequest);
 PACELINE_CODEC(RemoveWorkerRequest, v1::RemoveWorkerRequest);
 PACELINE_CODEC(DrainServerRequest, v1::DrainServerRequest);
+PACELINE_CODEC(CheckpointJobRequest, v1::CheckpointJobRequest);
+PACELINE_CODEC(ResumeJobRequest, v1::ResumeJobRequest);
 
 #undef PACELINE_CODEC
 

@@ -95,12 +95,19 @@ void ToProto(const CutDirective& in, v1::CutDirective* out) {
   out->set_abort(in.abort);
   StepsToProto(in.steps, out->mutable_steps());
   out->set_directory(in.directory);
+  if (in.manifest) ToProto(*in.manifest, out->mutable_manifest());
+  for (const std::string& path : in.drop) out->add_drop(path);
 }
 
 absl::Status FromProto(const v1::CutDirective& in, CutDirective* out) {
   PACELINE_RETURN_IF_ERROR(CheckRange("job", in.job(), 1, UINT32_MAX));
   PACELINE_RETURN_IF_ERROR(StepsFromProto("steps", in.steps(), &out->steps));
   PACELINE_RETURN_IF_ERROR(CheckText("directory", in.directory(), kMaxText));
+  PACELINE_RETURN_IF_ERROR(LinesFromProto("drop", in.drop(), &out->drop, kMaxLines));
+  out->manifest.reset();
+  if (in.has_manifest()) {
+    PACELINE_RETURN_IF_ERROR(In("manifest", FromProto(in.manifest(), &out->manifest.emplace())));
+  }
   out->cut = in.cut();
   out->job = JobId(in.job());
   out->collect = in.collect();

@@ -176,7 +176,6 @@ void ToProto(const CheckpointRequest& in, v1::CheckpointRequest* out) {
 
 absl::Status FromProto(const v1::CheckpointRequest& in, CheckpointRequest* out) {
   PACELINE_RETURN_IF_ERROR(CheckText("directory", in.directory(), kMaxText));
-  if (in.directory().empty()) return Invalid("directory", "empty", "a path the owners can write");
   out->directory = in.directory();
   return absl::OkStatus();
 }
@@ -197,6 +196,9 @@ void ToProto(const AckRequest& in, v1::AckRequest* out) {
   out->set_step(in.step.value());
   StepsToProto(in.applied, out->mutable_applied());
   out->set_error(FreeText(in.error));
+  if (!in.part.file.empty()) ToProto(in.part, out->mutable_part());
+  out->set_updates(in.updates);
+  AllToProto(in.workers, out->mutable_workers());
 }
 
 absl::Status FromProto(const v1::AckRequest& in, AckRequest* out) {
@@ -205,6 +207,9 @@ absl::Status FromProto(const v1::AckRequest& in, AckRequest* out) {
   PACELINE_RETURN_IF_ERROR(CheckText("error", in.error(), kMaxText));
   out->id = in.id();
   out->step = Step(in.step());
+  PACELINE_RETURN_IF_ERROR(In("part", FromProto(in.part(), &out->part)));
+  PACELINE_RETURN_IF_ERROR(AllFromProto("workers", in.workers(), &out->workers));
+  out->updates = in.updates();
   out->error = in.error();
   return absl::OkStatus();
 }

@@ -182,6 +182,11 @@ void ToProto(const JobView& in, v1::JobView* out) {
   AllToProto(in.worker_staleness, out->mutable_worker_staleness());
   AllToProto(in.metrics, out->mutable_metrics());
   AllToProto(in.tensors, out->mutable_tensors());
+  out->set_lineage(in.lineage);
+  AllToProto(in.checkpoints, out->mutable_checkpoints());
+  ToProto(in.rollbacks, out->mutable_rollbacks());
+  out->set_resumed_from(in.resumed_from);
+  out->set_not_finite(in.not_finite);
 }
 
 absl::Status FromProto(const v1::JobView& in, JobView* out) {
@@ -196,6 +201,11 @@ absl::Status FromProto(const v1::JobView& in, JobView* out) {
   PACELINE_RETURN_IF_ERROR(
       AllFromProto("metrics", in.metrics(), &out->metrics, kMaxItems * kMaxLines));
   PACELINE_RETURN_IF_ERROR(AllFromProto("tensors", in.tensors(), &out->tensors));
+  PACELINE_RETURN_IF_ERROR(AllFromProto("checkpoints", in.checkpoints(), &out->checkpoints));
+  PACELINE_RETURN_IF_ERROR(In("rollbacks", FromProto(in.rollbacks(), &out->rollbacks)));
+  out->lineage = in.lineage();
+  out->resumed_from = in.resumed_from();
+  out->not_finite = in.not_finite();
   out->id = JobId(in.id());
   out->reason = in.reason();
   out->generation = JobGeneration(in.generation());

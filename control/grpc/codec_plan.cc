@@ -89,6 +89,11 @@ void ToProto(const JobSpec& in, v1::JobSpec* out) {
   out->set_gate(in.gate);
   out->set_max_staleness(in.max_staleness);
   out->set_local_steps(in.local_steps);
+  out->set_checkpoint_every_steps(in.checkpoint_every_steps);
+  out->set_checkpoint_every_s(in.checkpoint_every_s);
+  out->set_checkpoint_dir(in.checkpoint_dir);
+  out->set_checkpoint_keep(in.checkpoint_keep);
+  out->set_on_server_loss(static_cast<v1::ServerLoss>(in.on_server_loss));
 }
 
 absl::Status FromProto(const v1::JobSpec& in, JobSpec* out) {
@@ -120,6 +125,12 @@ absl::Status FromProto(const v1::JobSpec& in, JobSpec* out) {
   out->gate = in.gate();
   out->max_staleness = in.max_staleness();
   out->local_steps = in.local_steps();
+  out->checkpoint_every_steps = in.checkpoint_every_steps();
+  out->checkpoint_every_s = in.checkpoint_every_s();
+  out->checkpoint_dir = in.checkpoint_dir();
+  out->checkpoint_keep = in.checkpoint_keep();
+  PACELINE_RETURN_IF_ERROR(
+      EnumFromProto("on_server_loss", in.on_server_loss(), 1, 2, &out->on_server_loss));
   return absl::OkStatus();
 }
 
@@ -253,6 +264,8 @@ void ToProto(const Plan& in, v1::Plan* out) {
   AllToProto(in.moves, out->mutable_moves());
   out->set_waiting(FreeText(in.waiting));
   AllToProto(in.fenced, out->mutable_fenced());
+  out->set_restore_from(in.restore_from);
+  out->set_lineage(in.lineage);
 }
 
 absl::Status FromProto(const v1::Plan& in, Plan* out) {
@@ -274,6 +287,8 @@ absl::Status FromProto(const v1::Plan& in, Plan* out) {
   out->init_writer = NodeId(in.init_writer());
   out->move = in.move();
   out->waiting = in.waiting();
+  out->restore_from = in.restore_from();
+  out->lineage = in.lineage();
   return absl::OkStatus();
 }
 

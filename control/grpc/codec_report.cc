@@ -80,6 +80,7 @@ void ToProto(const JobAtServer& in, v1::JobAtServer* out) {
   out->set_lead(in.lead);
   out->set_updates(in.updates);
   out->set_refused_frames(in.refused_frames);
+  out->set_lineage(in.lineage);
   out->set_memory_bytes(in.memory.value());
   AllToProto(in.groups, out->mutable_groups());
   AllToProto(in.workers, out->mutable_workers());
@@ -93,6 +94,7 @@ absl::Status FromProto(const v1::JobAtServer& in, JobAtServer* out) {
   out->lead = in.lead();
   out->updates = in.updates();
   out->refused_frames = in.refused_frames();
+  out->lineage = in.lineage();
   out->memory = Bytes(in.memory_bytes());
   return absl::OkStatus();
 }

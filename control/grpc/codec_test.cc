@@ -106,6 +106,10 @@ void RequestsRoundTrip(const std::vector<NodeRequest>& all) {
       ExpectRoundTrip<v1::ServerReport>(body);
     } else if constexpr (std::is_same_v<T, LeaveRequest>) {
       ExpectRoundTrip<v1::LeaveRequest>(body);
+    } else if constexpr (std::is_same_v<T, AdoptedRequest>) {
+      ExpectRoundTrip<v1::AdoptedRequest>(body);
+    } else if constexpr (std::is_same_v<T, NotFiniteRequest>) {
+      ExpectRoundTrip<v1::NotFiniteRequest>(body);
     } else {
       static_assert(std::is_same_v<T, Heartbeat>);  // has no body
     }
@@ -138,6 +142,8 @@ TEST(CodecTest, OperatorMessagesComeBackAsTheyWere) {
   ExpectRoundTrip<v1::ProcessEndedRequest>(ProcessEndedRequest{"", "server-0", 78, "code 1"});
   ExpectRoundTrip<v1::DrainServerRequest>(DrainServerRequest{"server-0", true});
   ExpectRoundTrip<v1::RemoveWorkerRequest>(RemoveWorkerRequest{"j", "w-1", "why"});
+  ExpectRoundTrip<v1::CheckpointJobRequest>(CheckpointJobRequest{"j", "/c"});
+  ExpectRoundTrip<v1::ResumeJobRequest>(ResumeJobRequest{"j", "/c/1", samples::Manifest()});
 }
 
 // ---- What is refused, and with which words ------------------------------------------------------
@@ -215,8 +221,6 @@ TEST(CodecTest, OtherRequestsAreCheckedToo) {
   v1::StalenessCounts counts;
   for (int i = 0; i < 130; ++i) counts.add_buckets(1);
   EXPECT_EQ(Refusal<StalenessCounts>(counts), "buckets (count): 130; use 0..129");
-  EXPECT_EQ(Refusal<CheckpointRequest>(v1::CheckpointRequest()),
-            "directory: empty; use a path the owners can write");
   EXPECT_EQ(Refusal<SetOptimizerRequest>(v1::SetOptimizerRequest()),
             "optimizer.name: \"\"; use [a-zA-Z0-9._-]{1,128}");
   EXPECT_EQ(Refusal<EventsQuery>(v1::ListEventsRequest()), "limit: 0; use 1..100000");

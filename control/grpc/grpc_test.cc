@@ -49,6 +49,10 @@ class RecordingService final : public ControlService {
     operations.push_back(request);
     if (std::holds_alternative<StatusQuery>(request)) done(OperatorReply(samples::Cluster()));
     if (std::holds_alternative<EventsQuery>(request)) done(OperatorReply(samples::Decisions()));
+    if (std::holds_alternative<CheckpointJobRequest>(request)) {
+      done(OperatorReply(CheckpointReply{"/c/1", {{GroupId(1), Step(2)}}}));
+    }
+    if (std::holds_alternative<ResumeJobRequest>(request)) done(OperatorReply(Empty{}));
     if (std::holds_alternative<StopJobRequest>(request)) {
       done(absl::NotFoundError("no job \"x\""));
     }
@@ -152,9 +156,14 @@ TEST_F(GrpcTest, CarriesWhatAnOperatorAsks) {
   EXPECT_TRUE(client_->Operate(removed, Seconds(30)).ok());
   const DrainServerRequest drained{"server-0", true};
   EXPECT_TRUE(client_->Operate(drained, Seconds(30)).ok());
+  const auto taken = client_->Operate(CheckpointJobRequest{"x", "/c"}, Seconds(30));
+  ASSERT_TRUE(taken.ok()) << taken.status();
+  EXPECT_EQ(std::get<CheckpointReply>(*taken), (CheckpointReply{"/c/1", {{GroupId(1), Step(2)}}}));
+  const ResumeJobRequest resume{"x", "/c/1", samples::Manifest()};
+  EXPECT_TRUE(client_->Operate(resume, Seconds(30)).ok());
   const std::vector<OperatorRequest> expected{
       StatusQuery{"a"}, EventsQuery{5, 6, "a"}, StopJobRequest{"x", true, "r"}, ended, removed,
-      drained};
+      drained, CheckpointJobRequest{"x", "/c"}, resume};
   EXPECT_TRUE(service_.operations == expected);
 }
 

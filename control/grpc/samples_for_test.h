@@ -39,6 +39,10 @@ inline JobSpec Job() {
   spec.gate = true;
   spec.max_staleness = 99;
   spec.local_steps = 8;
+  spec.checkpoint_every_steps = 500;
+  spec.checkpoint_dir = "/srv/checkpoints";
+  spec.checkpoint_keep = 7;
+  spec.on_server_loss = ServerLoss::kStop;
   return spec;
 }
 
@@ -78,6 +82,8 @@ inline Plan WholePlan() {
   plan.waiting = "1 of 2";
   plan.fenced = {{NodeId(12), Incarnation(33)}};
   plan.moves = {{{TensorId(4), ChunkIndex(1)}, NodeId(1), NodeId(3)}};
+  plan.restore_from = "/srv/checkpoints/a";
+  plan.lineage = 3;
   return plan;
 }
 
@@ -92,7 +98,7 @@ inline WorkerStaleness WorkerTau() {
 }
 
 inline ServerReport Server() {
-  JobAtServer job{JobId(6), true, 1000, 3, Bytes(1u << 20), {GroupTau()}, {WorkerTau()}};
+  JobAtServer job{JobId(6), true, 1000, 3, 2, Bytes(1u << 20), {GroupTau()}, {WorkerTau()}};
   return {Bytes(uint64_t{1} << 40), Bytes(11), 12, 987, {job}};
 }
 
@@ -146,11 +152,35 @@ inline std::vector<NodeRequest> NodeRequests() {
           ReturnSamplesRequest{{{Epoch(1), 10, 20}, {Epoch(2), 0, 0}}},
           BarrierRequest{"end of epoch 1"},
           CheckpointRequest{"/tmp/checkpoint"},
-          AckRequest{17, Step(4), steps, "out of disk"},
+          AckRequest{17,
+                     Step(4),
+                     steps,
+                     "out of disk",
+                     {"part-server-0.safetensors", Bytes(1234), 0xFEDCBA9876543210u},
+                     99,
+                     {{NodeId(12), Samples(640), Samples(3)}}},
           LinkDownRequest{NodeId(9), 750, "connection reset"},
           Report(),
           Server(),
-          LeaveRequest{"done", -9, Report()}};
+          LeaveRequest{"done", -9, Report()},
+          AdoptedRequest{3, {{Epoch(1), 10, 20}}},
+          NotFiniteRequest{"conv.weight", Step(77), 2}};
+}
+
+inline CheckpointManifest Manifest() {
+  CheckpointManifest manifest;
+  manifest.run = "3fa9c1d2";
+  manifest.number = 12;
+  manifest.spec = Job();
+  manifest.lineage = 2;
+  manifest.updates = 345;
+  manifest.applied = Samples(6789);
+  manifest.steps = {{GroupId(0), Step(10)}, {GroupId(3), Step(12)}};
+  manifest.samples = {{{Epoch(1), 5, 9}}, Epoch(2), 77};
+  manifest.tensors = {Tensor()};
+  manifest.parts = {{"part-server-0.safetensors", Bytes(1234), 0xFEDCBA9876543210u}};
+  manifest.unix_time_ms = 1700000000123;
+  return manifest;
 }
 
 // Every alternative of Directive::body, in the order of the variant.
@@ -167,7 +197,8 @@ inline std::vector<Directive> Directives() {
   all[3].body = AbortDirective{4, JobId(6), "w-1 died"};
   all[4].body = FenceDirective{5, JobId(6), {NodeId(12), Incarnation(34)}, {Group()}, "silent"};
   all[5].body = SealedDirective{JobId(6), {TensorId(1), TensorId(2)}};
-  all[6].body = CutDirective{7, JobId(6), false, true, steps, "/tmp/cut"};
+  all[6].body =
+      CutDirective{7, JobId(6), false, true, steps, "/tmp/cut", Manifest(), {"/tmp/a", "/tmp/b"}};
   all[7].body = RecallSamplesDirective{JobId(6)};
   all[8].body = EndJobDirective{JobId(6), true, "server-0 is gone"};
   all[9].body = RemoveDirective{JobId(6), "its machine is wanted elsewhere"};
@@ -205,6 +236,17 @@ inline JobView JobDetails() {
                             Samples(8)}};
   view.metrics = {{"loss", 0.5, "w-0", Step(30)}};
   view.tensors = WholePlan().tensors;
+  view.lineage = 2;
+  view.checkpoints = {{12,
+                       "/srv/checkpoints/a",
+                       345,
+                       1,
+                       Samples(6789),
+                       {{GroupId(0), Step(10)}},
+                       {{NodeId(12), Samples(640), Samples(3)}}}};
+  view.rollbacks = {1, 2, 3, Samples(4), 5};
+  view.resumed_from = "/srv/checkpoints/b";
+  view.not_finite = 6;
   return view;
 }
 

@@ -162,6 +162,8 @@ class MembershipService final : public v1::Membership::CallbackService {
   PACELINE_NODE_CALL(Checkpoint, CheckpointRequest)
   PACELINE_NODE_CALL(Ack, AckRequest)
   PACELINE_NODE_CALL(LinkDown, LinkDownRequest)
+  PACELINE_NODE_CALL(Adopted, AdoptedRequest)
+  PACELINE_NODE_CALL(NotFinite, NotFiniteRequest)
 #undef PACELINE_NODE_CALL
 
   grpc::ServerUnaryReactor* Heartbeat(grpc::CallbackServerContext* context,
@@ -257,6 +259,16 @@ class OperatorService final : public v1::Operator::CallbackService {
                                          const v1::RemoveWorkerRequest* in,
                                          v1::RemoveWorkerReply* out) override {
     return Operate<RemoveWorkerRequest, Empty>(context, *in, out);
+  }
+  grpc::ServerUnaryReactor* CheckpointJob(grpc::CallbackServerContext* context,
+                                          const v1::CheckpointJobRequest* in,
+                                          v1::CheckpointReply* out) override {
+    return Operate<CheckpointJobRequest, CheckpointReply>(context, *in, out);
+  }
+  grpc::ServerUnaryReactor* ResumeJob(grpc::CallbackServerContext* context,
+                                      const v1::ResumeJobRequest* in,
+                                      v1::ResumeJobReply* out) override {
+    return Operate<ResumeJobRequest, Empty>(context, *in, out);
   }
 
  private:

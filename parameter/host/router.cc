@@ -88,6 +88,8 @@ class RouterImpl final : public Router {
              std::function<void(absl::StatusOr<std::vector<ChunkSnapshot>>)> done) override;
   void CutAbort(JobId job) override;
   void StopMoving() override { mover_.Stop(); }
+  void FindAwaitingRestore(JobId job, std::function<void(std::vector<ChunkKey>)> done) override;
+  void Restore(JobId job, uint32_t lineage, std::vector<RestoredChunk> chunks, Done done) override;
   ServerReport Report() override;
   void AwaitThreads() override { CollectReports(); }
 
@@ -364,6 +366,47 @@ void RouterImpl::CutAbort(JobId id) {
     }
     return absl::OkStatus();
   });
+}
+
+// ---- Returning to a checkpoint ----------------------------------------------------------------
+
+void RouterImpl::FindAwaitingRestore(JobId id, std::function<void(std::vector<ChunkKey>)> done) {
+  struct Merged {
+    Mutex mutex;
+    std::vector<ChunkKey> keys GUARDED_BY(mutex);
+  };
+  auto merged = std::make_shared<Merged>();
+  const auto finish = [merged, done = std::move(done)](const absl::Status&) {
+    std::vector<ChunkKey> keys;
+    {
+      MutexLock lock(&merged->mutex);
+      keys = merged->keys;
+    }
+    done(std::move(keys));
+  };
+  OnEveryThread(id, finish, [merged](ShardThread&, JobShards* job, ParameterShard::Replies*) {
+    if (job == nullptr) return absl::OkStatus();
+    const std::vector<ChunkKey> keys = job->AwaitingRestore();
+    MutexLock lock(&merged->mutex);
+    merged->keys.insert(merged->keys.end(), keys.begin(), keys.end());
+    return absl::OkStatus();
+  });
+}
+
+void RouterImpl::Restore(JobId id, uint32_t lineage, std::vector<RestoredChunk> chunks, Done done) {
+  const auto count = static_cast<uint32_t>(threads_.size());
+  auto parts = std::make_shared<std::vector<std::vector<RestoredChunk>>>(count);
+  for (RestoredChunk& chunk : chunks) {
+    (*parts)[JobShards::ThreadOf(chunk.key, count)].push_back(std::move(chunk));
+  }
+  OnEveryThread(id, std::move(done),
+                [parts, lineage](ShardThread& t, JobShards* job, ParameterShard::Replies* replies) {
+                  if (job == nullptr) {
+                    return absl::NotFoundError("the job ended before its shards were loaded");
+                  }
+                  job->Restore(lineage, std::move((*parts)[t.index()]), t.Now(), replies);
+                  return absl::OkStatus();
+                });
 }
 
 // ---- Report ---------------------------------------------------------------------------------

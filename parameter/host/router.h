@@ -88,6 +88,11 @@ class Router : public FrameSink, public KeyStore {
 
   // Gives no further chunks away and ends the channels for it.
   virtual void StopMoving() = 0;
+  // A plan that names a checkpoint to restore from: which of the chunks here wait to be loaded...
+  virtual void FindAwaitingRestore(JobId job, std::function<void(std::vector<ChunkKey>)> done) = 0;
+  // ...and their states. `done` when they are in force; what was parked goes on.
+  virtual void Restore(JobId job, uint32_t lineage, std::vector<RestoredChunk> chunks,
+                       Done done) = 0;
 
   // What the scheduler is told: staleness and counts per job; bytes and connections. Waits for the
   // shard threads, so never called from a `done`.

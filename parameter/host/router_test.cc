@@ -217,10 +217,14 @@ TEST_F(RouterTest, ACutHoldsLaterStepsAndHandsOverExactlyTheseSteps) {
   ASSERT_THAT(chunks, SizeIs(Chunks()));
   for (uint32_t c = 0; c < Chunks(); ++c) {
     EXPECT_EQ(chunks[c].key.chunk, ChunkIndex(c));
-    EXPECT_EQ(chunks[c].version.count, 1u);
-    EXPECT_EQ(chunks[c].applied_steps, 1u);
-    EXPECT_THAT(chunks[c].arrays.at("weights"), Each(Eq(-1.0f)));
-    EXPECT_THAT(chunks[c].arrays.at("momentum"), Each(Eq(1.0f)));
+    EXPECT_EQ(chunks[c].state.version.count, 1u);
+    EXPECT_EQ(chunks[c].state.updates, 1u);
+    const auto& arrays = chunks[c].state.arrays;
+    ASSERT_EQ(arrays.size(), 2u);
+    EXPECT_EQ(arrays[0].first, "weights");
+    EXPECT_THAT(arrays[0].second.values(), Each(Eq(-1.0f)));
+    EXPECT_EQ(arrays[1].first, "momentum");
+    EXPECT_THAT(arrays[1].second.values(), Each(Eq(1.0f)));
   }
   for (const Sequence s : held_a) EXPECT_EQ(a.Await(s).header.status, FrameStatus::kOk);
   for (const Sequence s : held_b) EXPECT_EQ(b.Await(s).header.status, FrameStatus::kOk);

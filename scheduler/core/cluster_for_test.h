@@ -95,6 +95,15 @@ class ClusterForTest {
   T ReplyOf(RequestId id) const {
     return std::get<T>(std::get<NodeReply>(*replies_.at(id)));
   }
+  absl::Status TryOperate(OperatorRequest body) {
+    const RequestId id = NextRequest();
+    Feed(OperatorEvent{id, std::move(body)});
+    return StatusOf(id);
+  }
+  // What every owner answers a cut with.
+  void applied_by_all(const std::map<GroupId, paceline::Step>& steps) {
+    for (const auto& [name, reply] : joined) applied[reply.self.node] = steps;
+  }
   OperatorReply Operate(OperatorRequest body) {
     const RequestId id = NextRequest();
     Feed(OperatorEvent{id, std::move(body)});
@@ -180,6 +189,12 @@ class ClusterForTest {
     if (const auto* cut = std::get_if<CutDirective>(&action.directive.body)) {
       if (!cut->abort) ack.id = cut->cut;
       if (cut->collect) ack.applied = applied[action.to.node];
+      if (!cut->collect && !cut->abort && !cut->manifest) {
+        ack.part = {absl::StrCat("part-", action.to.node.value()), Bytes(100), 7};
+        ack.updates = cut_updates;
+        ack.workers = cut_workers;
+      }
+      if (cut->manifest) manifests.push_back(*cut->manifest);
     }
     if (const auto* plan = std::get_if<PlanDirective>(&action.directive.body))
       AckMoves(action, *plan);
@@ -190,6 +205,9 @@ class ClusterForTest {
 
  public:
   std::map<NodeId, std::map<GroupId, paceline::Step>> applied;  // what an owner answers a cut with
+  uint64_t cut_updates = 0;                                     // what it says with its part
+  std::vector<WorkerSamples> cut_workers;
+  std::vector<CheckpointManifest> manifests;  // that were to be written
 
  private:
   CoreOptions options_;

@@ -211,7 +211,8 @@ void Core::Impl::Handle(NodeEvent& event) {
         return std::is_same_v<T, RegisterTensorsRequest> || std::is_same_v<T, InitDoneRequest> ||
                std::is_same_v<T, SetOptimizerRequest> || std::is_same_v<T, DrawSamplesRequest> ||
                std::is_same_v<T, ReturnSamplesRequest> || std::is_same_v<T, BarrierRequest> ||
-               std::is_same_v<T, CheckpointRequest> || std::is_same_v<T, LeaveRequest>;
+               std::is_same_v<T, CheckpointRequest> || std::is_same_v<T, LeaveRequest> ||
+               std::is_same_v<T, AdoptedRequest> || std::is_same_v<T, NotFiniteRequest>;
       },
       event.body);
   const bool leaving = std::holds_alternative<LeaveRequest>(event.body);
@@ -291,7 +292,9 @@ void Core::Impl::TickJob(JobId id) {
   ProposeChange(id);
   UpdateWaiting(id);
   ProposeMoves(id);
-  if (!run.cuts.empty() && now_ - run.cuts.front().since > kCutTimeout) {
+  CheckpointIfDue(id);
+  const bool cutting = !run.cuts.empty() && run.cuts.front().phase != Cut::Phase::kWaiting;
+  if (cutting && now_ - run.cuts.front().since > kCutTimeout) {
     std::string silent;
     for (NodeId owner : run.cuts.front().awaited) absl::StrAppend(&silent, " ", node(owner).name);
     FinishCut(id, absl::DeadlineExceededError(

@@ -45,6 +45,7 @@ void Core::Impl::FormIfComplete(JobId id) {
     GroupPlan group;
     group.id = GroupId(static_cast<uint32_t>(groups.size()));
     group.generation = GroupGeneration(1);
+    group.activation_step = forming.first_step;
     group.reason = std::move(planned.reason);
     for (NodeId member : planned.members) group.members.push_back(MemberOf(node(member)));
     group.planned_members = static_cast<uint32_t>(group.members.size());
@@ -116,6 +117,8 @@ Plan Core::Impl::PlanFor(const JobRecord& job, const NodeRecord& to) const {
   if (to.role == Role::kServer) plan.fenced = FencedOf(job);
   plan.move = job.move;
   plan.moves = job.moves;
+  plan.restore_from = job.restore_from;
+  plan.lineage = job.lineage;
   return plan;
 }
 
@@ -171,8 +174,10 @@ void Core::Impl::SendOpenWork(const JobRecord& job, const NodeRecord& to) {
   if (!to.asked_to_leave.empty()) Send(to.id, RemoveDirective{job.id, to.asked_to_leave});
   if (!run.cuts.empty() && run.cuts.front().awaited.count(to.id) > 0) {
     const scheduler::Cut& cut = run.cuts.front();
-    Send(to.id, CutDirective{cut.id, job.id, cut.collecting, false, cut.steps,
-                             cut.collecting ? "" : cut.directory});
+    if (cut.phase == scheduler::Cut::Phase::kManifest) return WriteManifest(job.id);
+    const bool collecting = cut.phase == scheduler::Cut::Phase::kCollect;
+    Send(to.id,
+         CutDirective{cut.id, job.id, collecting, false, cut.steps, collecting ? "" : cut.path});
   }
 }
 

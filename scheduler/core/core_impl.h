@@ -55,15 +55,29 @@ struct PendingDraw {
 };
 
 struct Cut {
+  enum class Phase { kWaiting, kCollect, kCopy, kManifest };
+
   uint64_t id = 0;
-  RequestId request;
-  NodeId from;
-  std::string directory;
-  bool collecting = true;
+  std::optional<RequestId> request;  // nobody waits for a periodic one
+  NodeId from;                       // 0: an operator, or nobody
+  std::string below;                 // directory of the checkpoint's own
+  std::string path;
+  uint64_t number = 0;
+  Phase phase = Phase::kWaiting;
   std::set<NodeId> awaited;
   std::map<GroupId, Step> steps;
+  SampleLedger samples;  // when the steps were fixed
+  std::vector<CheckpointPart> parts;
+  uint64_t updates = 0;
+  std::vector<WorkerSamples> workers;
   uint32_t attempts = 0;
   Ticks since;
+};
+
+// When and where the last checkpoint was begun.
+struct LastCut {
+  Ticks at;
+  Step step;
 };
 
 struct Fence {
@@ -83,6 +97,12 @@ struct JobRuntime {
   std::vector<Waiting> waiting;
   std::map<std::string, std::map<NodeId, RequestId>> barriers;
   std::deque<Cut> cuts;  // the front one runs
+  std::optional<LastCut> last_cut;
+  uint64_t cut_number = 0;             // highest given to a cut
+  std::vector<std::string> abandoned;  // directories of cuts that failed
+  std::map<uint64_t, Ticks> taken_at;  // of checkpoints, by number
+  Ticks restoring_since;
+  uint64_t not_finite = 0;
   std::map<uint64_t, Fence> fences;
   std::set<NodeId> unsettled;  // gone workers whose rest the lead's next report decides
   std::map<NodeId, PendingDraw> draws;
@@ -152,7 +172,7 @@ class Core::Impl {
   // ---- core_nodes.cc: joining, leaving, dying
   absl::Status CheckJoin(const JoinRequest& join) const;
   absl::Status CheckSameJob(const JobRecord& holding, const JoinRequest& join) const;
-  absl::StatusOr<JobId> JobOfJoiner(const JoinRequest& join);
+  absl::StatusOr<JobId> JobOfJoiner(const JoinRequest& join, uint64_t random);
   void ForgetOldJobs();
   void ForgetGoneServers();
   NodeId IdByName(const JoinRequest& join) const;
@@ -190,15 +210,15 @@ class Core::Impl {
   void SendPlanToAll(JobId id);
   void SendOpenWork(const JobRecord& job, const NodeRecord& to);
 
-  // ---- core_tensors.cc: tensors, optimizer, barriers, cuts, acks
+  // ---- core_tensors.cc: tensors, optimizer, barriers, acks
   void On(const NodeRecord& from, RequestId request, Heartbeat& body);
   void On(const NodeRecord& from, RequestId request, RegisterTensorsRequest& body);
   void On(const NodeRecord& from, RequestId request, InitDoneRequest& body);
   void On(const NodeRecord& from, RequestId request, SetOptimizerRequest& body);
   void On(const NodeRecord& from, RequestId request, BarrierRequest& body);
-  void On(const NodeRecord& from, RequestId request, CheckpointRequest& body);
   void On(const NodeRecord& from, RequestId request, AckRequest& body);
   void On(const NodeRecord& from, RequestId request, LinkDownRequest& body);
+  void On(const NodeRecord& from, RequestId request, NotFiniteRequest& body);
   absl::Status CheckTensors(const JobRecord& job, const std::vector<TensorSpec>& tensors) const;
   void PlaceRegistrations(JobId id);
   void PlaceNew(JobId id, const std::vector<TensorSpec>& tensors);
@@ -206,10 +226,33 @@ class Core::Impl {
   void AwaitOwners(JobId id, scheduler::Waiting waiting);
   void ReleaseWaiting(JobId id);
   void ReleaseBarriers(JobId id);
+
+  // ---- core_checkpoint.cc
+  void On(const NodeRecord& from, RequestId request, CheckpointRequest& body);
+  void On(RequestId request, CheckpointJobRequest& body);
+  absl::Status QueueCut(JobId id, scheduler::Cut cut);
+  void CheckpointIfDue(JobId id);
+  paceline::Step FastestStep(const JobRecord& job) const;
   void StartCut(JobId id);
   void AckCut(JobId id, NodeId from, const AckRequest& ack);
+  void CopyCut(JobId id);
+  void WriteManifest(JobId id);
+  CheckpointManifest ManifestOf(const JobRecord& job, const scheduler::Cut& cut) const;
+  CheckpointRecord RecordOf(const JobRecord& job, const scheduler::Cut& cut) const;
   void AbortCut(JobId id, const std::string& reason);
-  void FinishCut(JobId id, absl::Status status);
+  void FinishCut(JobId id, const absl::Status& status);
+
+  // ---- core_restore.cc: resuming and returning to checkpoints
+  void On(RequestId request, ResumeJobRequest& body);
+  void On(const NodeRecord& from, RequestId request, AdoptedRequest& body);
+  absl::Status CheckResume(const JobSpec& spec) const;
+  std::string WhyNoRollBack(const JobRecord& job) const;
+  void RollBack(JobId id, NodeId dead, const std::string& reason);
+  std::vector<TensorPlan> PlaceAnew(const JobRecord& job, size_t* moved) const;
+  std::map<NodeId, scheduler::SettledSamples> SettleAt(JobId id, const CheckpointRecord& record,
+                                                       uint64_t* lost) const;
+  void FinishRestore(JobId id);
+  scheduler::SettledSamples SettledOf(const JobRecord& job, NodeId worker) const;
 
   // ---- core_moves.cc: chunks that change their owner
   void On(RequestId request, DrainServerRequest& drain);
@@ -232,6 +275,7 @@ class Core::Impl {
   bool MayComeBack(JobId id, NodeId but, Ticks waited);
   void Unsettle(JobId id, NodeId worker);
   void Settle(JobId id, NodeId worker);
+  scheduler::SettledSamples CountedByOwners(JobId id, NodeId worker) const;
   uint64_t UsedByOwners(JobId id, NodeId worker) const;
 
   // ---- core_views.cc: what operators see

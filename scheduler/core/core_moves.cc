@@ -64,6 +64,7 @@ void Core::Impl::On(RequestId request, DrainServerRequest& drain) {
 // that a new owner learns of one generation per group and misses no part of a step.
 bool Core::Impl::MayMove(const JobRecord& job) const {
   if (job.state != JobState::kRunning || !job.moves.empty()) return false;
+  if (!job.restore_from.empty()) return false;
   for (const TensorPlan& tensor : job.tensors) {
     if (!tensor.sealed) return false;
   }

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "common/base/status.h"
 #include "scheduler/core/core_impl.h"
 #include "staleness/policy.h"
@@ -10,6 +11,7 @@ namespace {
 
 constexpr size_t kMaxText = 256;
 constexpr size_t kMaxLabels = 64;
+constexpr char kJoinedAgain[] = "the same name joined again";
 
 absl::Status CheckText(const char* field, const std::string& value, bool may_be_empty) {
   if (value.size() <= kMaxText && (may_be_empty || !value.empty())) return absl::OkStatus();
@@ -39,6 +41,11 @@ absl::Status Core::Impl::CheckJoin(const JoinRequest& join) const {
   if (join.role == Role::kServer) return absl::OkStatus();
   PACELINE_RETURN_IF_ERROR(Annotate(Validate(join.job), "job"));
   PACELINE_RETURN_IF_ERROR(Annotate(CheckSupported(join.job), "job"));
+  const bool periodic = join.job.checkpoint_every_steps != 0 || join.job.checkpoint_every_s != 0;
+  if (periodic && join.job.checkpoint_dir.empty()) {
+    return absl::InvalidArgumentError(
+        "job: checkpoint_every: needs checkpoint_dir, a directory that all servers share");
+  }
   return Annotate(StalenessPolicy::Create(join.job.policy).status(), "job");
 }
 
@@ -69,7 +76,7 @@ absl::Status Core::Impl::CheckSameJob(const JobRecord& holding, const JoinReques
   return absl::OkStatus();
 }
 
-absl::StatusOr<JobId> Core::Impl::JobOfJoiner(const JoinRequest& join) {
+absl::StatusOr<JobId> Core::Impl::JobOfJoiner(const JoinRequest& join, uint64_t random) {
   if (JobRecord* holding = FindActiveJob(join.job.name)) {
     if (holding->spec.optimizer.name.empty() && !join.job.optimizer.name.empty()) {
       Decide(scheduler::OptimizerSet{holding->id, join.job.optimizer,
@@ -84,9 +91,21 @@ absl::StatusOr<JobId> Core::Impl::JobOfJoiner(const JoinRequest& join) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "job ", join.job.name, ": ", active, " jobs are active, the limit; try again later"));
   }
+  PACELINE_RETURN_IF_ERROR(CheckResume(join.job));
   ForgetOldJobs();
   const JobId id(state_.last_job + 1);
-  Decide(scheduler::JobCreated{id, join.job});
+  scheduler::JobCreated created{id, join.job, absl::StrFormat("%08x", random & 0xFFFFFFFFu), {}};
+  if (const auto it = state_.resumes.find(join.job.name); it != state_.resumes.end()) {
+    created.resume = it->second;
+  }
+  Decide(created);
+  if (created.resume) {
+    const scheduler::SampleLedger& samples = job(id).samples;
+    Say(join.job.name, "resume",
+        absl::StrCat("from ", created.resume->path, ": step ", job(id).first_step.value(),
+                     ", update ", created.resume->manifest.updates, ", epoch ",
+                     samples.epoch().value(), ", lineage ", job(id).lineage));
+  }
   return id;
 }
 
@@ -176,12 +195,19 @@ void Core::Impl::Handle(JoinEvent& event) {
     sessions_[id].last_seen = now_;
     return AnswerJoin(event.request, before->second);
   }
+  std::optional<NodeRecord> replaced;
   if (before != state_.nodes.end() && before->second.live()) {
-    DeclareDead(id, "the same name joined again");
+    if (join.role == Role::kServer) {
+      // Its jobs may return to a checkpoint on the one that joins.
+      replaced = before->second;
+      Decide(scheduler::NodeGone{replaced->ref(), true});
+    } else {
+      DeclareDead(id, kJoinedAgain);
+    }
   }
   NodeRecord record;
   if (join.role == Role::kWorker) {
-    absl::StatusOr<JobId> job_id = JobOfJoiner(join);
+    absl::StatusOr<JobId> job_id = JobOfJoiner(join, event.random);
     if (!job_id.ok()) return Refuse(event.request, job_id.status());
     record.job = *job_id;
     record.job_name = join.job.name;
@@ -203,6 +229,7 @@ void Core::Impl::Handle(JoinEvent& event) {
   AnswerJoin(event.request, record);
   if (record.role == Role::kServer) {
     Say("", "join", absl::StrCat("server ", record.name, " at ", record.data_address));
+    if (replaced) ServerDied(*replaced, kJoinedAgain);
     std::vector<JobId> jobs;
     for (const auto& [job_id, job] : state_.jobs) {
       if (job.active()) jobs.push_back(job_id);
@@ -254,7 +281,13 @@ void Core::Impl::ServerDied(const NodeRecord& dead, const std::string& cause) {
     if (job.active() && OwnersOf(job).count(dead.id) > 0) lost.push_back(id);
   }
   for (JobId id : lost) {
-    EndJob(id, JobState::kStopped, true, absl::StrCat(reason, "; the shards it held are lost"));
+    const std::string why = WhyNoRollBack(job(id));
+    if (why.empty()) {
+      RollBack(id, dead.id, reason);
+    } else {
+      EndJob(id, JobState::kStopped, true,
+             absl::StrCat(reason, "; the shards it held are lost: ", why));
+    }
   }
 }
 
@@ -331,7 +364,7 @@ void Core::Impl::ForgetWaiting(JobId id, NodeId gone) {
   std::deque<scheduler::Cut> kept;
   for (size_t i = 0; i < run.cuts.size(); ++i) {
     if (run.cuts[i].from == gone && i > 0) {
-      Refuse(run.cuts[i].request, status);
+      Refuse(*run.cuts[i].request, status);
     } else {
       kept.push_back(std::move(run.cuts[i]));
     }
@@ -352,7 +385,9 @@ void Core::Impl::RefuseAllOf(JobId id, const absl::Status& status) {
     for (const auto& [n, request] : arrived) Refuse(request, status);
   }
   for (const scheduler::Waiting& w : std::exchange(run.waiting, {})) Refuse(w.request, status);
-  for (const scheduler::Cut& cut : std::exchange(run.cuts, {})) Refuse(cut.request, status);
+  for (const scheduler::Cut& cut : std::exchange(run.cuts, {})) {
+    if (cut.request) Refuse(*cut.request, status);
+  }
 }
 
 void Core::Impl::EndJob(JobId id, JobState state, bool failed, const std::string& reason) {

@@ -125,7 +125,8 @@ class RandomRun {
         c_.steps[node] += paceline::Step(Below(5));
         return;
       case 9:
-        c_.Ask(name, CheckpointRequest{"dir"});
+        c_.Ask(name, InitDoneRequest{{TensorId(0)}});
+        c_.Ask(name, CheckpointRequest{"/dir"});
         return;
       default:
         DrawSamplesRequest draw;

@@ -14,14 +14,21 @@ constexpr Ticks kRateWindow = Seconds(5);
 
 }  // namespace
 
-uint64_t Core::Impl::UsedByOwners(JobId id, NodeId worker) const {
+scheduler::SettledSamples Core::Impl::CountedByOwners(JobId id, NodeId worker) const {
+  scheduler::SettledSamples counted = SettledOf(state_.jobs.at(id), worker);
   const JobAtServer* const report = LeadReport(id);
-  if (report == nullptr) return 0;
-  uint64_t used = 0;
+  if (report == nullptr) return counted;
   for (const WorkerStaleness& w : report->workers) {
-    if (w.worker == worker) used += w.applied.value() + w.discarded.value();
+    if (w.worker != worker) continue;
+    counted.applied += w.applied.value();
+    counted.discarded += w.discarded.value();
   }
-  return used;
+  return counted;
+}
+
+uint64_t Core::Impl::UsedByOwners(JobId id, NodeId worker) const {
+  const scheduler::SettledSamples counted = CountedByOwners(id, worker);
+  return counted.applied + counted.discarded;
 }
 
 void Core::Impl::On(const NodeRecord& from, RequestId request, DrawSamplesRequest& body) {
@@ -200,6 +207,8 @@ void Core::Impl::On(const NodeRecord& from, RequestId request, ServerReport& bod
       }
       continue;
     }
+    // What was counted before a return to a checkpoint is settled.
+    if (report.lead && report.lineage != it->second.lineage) continue;
     for (const WorkerStaleness& w : report.workers) {
       scheduler::WorkerSeen& seen = run.seen_worker[w.worker];
       if (w.tau.count != seen.count || w.last_step.value() == 0) seen = {w.tau.count, now_};

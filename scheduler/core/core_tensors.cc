@@ -9,11 +9,7 @@
 namespace paceline {
 namespace {
 
-using scheduler::Cut;
 using scheduler::Waiting;
-
-constexpr uint32_t kMaxCutAttempts = 10;
-constexpr size_t kMaxPathBytes = 4096;
 
 std::string FirstDifferenceOf(const NamedSpec& holds, const NamedSpec& asks) {
   if (holds.name != asks.name) return absl::StrCat("optimizer: ", holds.name, " != ", asks.name);
@@ -162,6 +158,7 @@ void Core::Impl::PlaceNew(JobId id, const std::vector<TensorSpec>& tensors) {
 // The lowest-rank live worker writes initial values until all tensors are sealed.
 bool Core::Impl::NameInitWriter(JobId id) {
   const JobRecord& planned = job(id);
+  if (!planned.resumed_from.empty()) return false;  // the checkpoint has the values
   const bool open = std::any_of(planned.tensors.begin(), planned.tensors.end(),
                                 [](const TensorPlan& t) { return !t.sealed; });
   if (!open) return false;
@@ -294,103 +291,6 @@ void Core::Impl::ReleaseBarriers(JobId id) {
   });
 }
 
-void Core::Impl::On(const NodeRecord& from, RequestId request, CheckpointRequest& body) {
-  JobRuntime& run = runtime(from.job);
-  if (body.directory.empty() || body.directory.size() > kMaxPathBytes) {
-    return Refuse(request, absl::InvalidArgumentError(
-                               absl::StrCat("checkpoint: directory: ", body.directory.size(),
-                                            " bytes; use 1..", kMaxPathBytes)));
-  }
-  if (OwnersOf(job(from.job)).empty()) {
-    return Refuse(request,
-                  absl::FailedPreconditionError(absl::StrCat(
-                      "checkpoint: job ", job(from.job).spec.name, " has no tensors yet")));
-  }
-  if (run.cuts.size() >= options_.limits.max_cuts) {
-    return Refuse(request, absl::ResourceExhaustedError(absl::StrCat(
-                               "checkpoint: ", run.cuts.size(), " wait already; try again later")));
-  }
-  Cut cut;
-  cut.request = request;
-  cut.from = from.id;
-  cut.directory = std::move(body.directory);
-  cut.since = now_;
-  run.cuts.push_back(std::move(cut));
-  if (run.cuts.size() == 1 && job(from.job).moves.empty()) StartCut(from.job);
-}
-
-void Core::Impl::StartCut(JobId id) {
-  Cut& cut = runtime(id).cuts.front();
-  cut.id = NextChange();
-  cut.collecting = true;
-  cut.steps.clear();
-  cut.awaited = OwnersOf(job(id));
-  cut.since = now_;
-  ++cut.attempts;
-  Say(job(id).spec.name, "checkpoint",
-      absl::StrCat("cut ", cut.id, " into ", cut.directory, ", attempt ", cut.attempts));
-  for (NodeId owner : cut.awaited) Send(owner, CutDirective{cut.id, id, true, false, {}, ""});
-}
-
-void Core::Impl::AckCut(JobId id, NodeId from, const AckRequest& ack) {
-  JobRuntime& run = runtime(id);
-  Cut& cut = run.cuts.front();
-  if (cut.awaited.count(from) == 0) return;
-  if (!ack.error.empty()) {
-    return FinishCut(id, absl::InternalError(absl::StrCat("checkpoint: server ", node(from).name,
-                                                          ": ", ack.error)));
-  }
-  cut.awaited.erase(from);
-  if (cut.collecting) {
-    for (const auto& [group, step] : ack.applied) {
-      auto [it, first] = cut.steps.emplace(group, step);
-      if (!first) it->second = std::max(it->second, step);
-    }
-  }
-  if (!cut.awaited.empty()) return;
-  if (!cut.collecting) return FinishCut(id, absl::OkStatus());
-  cut.collecting = false;
-  cut.awaited = OwnersOf(job(id));
-  for (NodeId owner : cut.awaited) {
-    Send(owner, CutDirective{cut.id, id, false, false, cut.steps, cut.directory});
-  }
-}
-
-void Core::Impl::AbortCut(JobId id, const std::string& reason) {
-  JobRuntime& run = runtime(id);
-  if (run.cuts.empty()) return;
-  Cut& cut = run.cuts.front();
-  if (cut.attempts >= kMaxCutAttempts || !node(cut.from).live()) {
-    return FinishCut(id, absl::AbortedError(absl::StrCat("checkpoint: ", reason)));
-  }
-  Say(job(id).spec.name, "checkpoint",
-      absl::StrCat("cut ", cut.id, " aborted (", reason, "), tried again"));
-  for (NodeId owner : OwnersOf(job(id))) Send(owner, CutDirective{cut.id, id, false, true, {}, ""});
-  StartCut(id);
-}
-
-void Core::Impl::FinishCut(JobId id, absl::Status status) {
-  JobRuntime& run = runtime(id);
-  Cut cut = std::move(run.cuts.front());
-  run.cuts.pop_front();
-  if (status.ok()) {
-    CheckpointReply reply;
-    reply.path = cut.directory;
-    reply.cut = cut.steps;
-    Answer(cut.request, NodeReply(std::move(reply)));
-    Say(job(id).spec.name, "checkpoint",
-        absl::StrCat("cut ", cut.id, " complete in ", cut.directory));
-  } else {
-    for (NodeId owner : OwnersOf(job(id))) {
-      Send(owner, CutDirective{cut.id, id, false, true, {}, ""});
-    }
-    Say(job(id).spec.name, "checkpoint",
-        absl::StrCat("cut ", cut.id, " failed: ", status.message()));
-    Refuse(cut.request, std::move(status));
-  }
-  if (!run.cuts.empty()) StartCut(id);
-}
-
 void Core::Impl::On(const NodeRecord& from, RequestId request, AckRequest& body) {
   Answer(request, NodeReply(Empty()));
   const NodeId sender = from.id;
@@ -406,7 +306,10 @@ void Core::Impl::On(const NodeRecord& from, RequestId request, AckRequest& body)
       Say(job(id).spec.name, "refused",
           absl::StrCat("server ", from.name, " cannot take the plan: ", body.error));
     }
-    if (job(id).active()) ReleaseWaiting(id);
+    if (job(id).active()) {
+      ReleaseWaiting(id);
+      FinishRestore(id);
+    }
     return;
   }
   for (auto& [id, run] : runtimes_) {
@@ -427,6 +330,15 @@ void Core::Impl::On(const NodeRecord& from, RequestId request, AckRequest& body)
     if (!run.cuts.empty() && run.cuts.front().id == body.id) return AckCut(id, sender, body);
     if (!job(id).moves.empty() && job(id).move == body.id) return AckMove(id, sender);
   }
+}
+
+void Core::Impl::On(const NodeRecord& from, RequestId request, NotFiniteRequest& body) {
+  Answer(request, NodeReply(Empty()));
+  ++runtime(from.job).not_finite;
+  Say(from.job_name, "nan",
+      absl::StrCat("worker ", from.name, ", tensor ", body.tensor, ", step ", body.step.value(),
+                   ": the gradient holds NaN or infinity and was left out (", body.in_a_row,
+                   body.in_a_row == 1 ? " push" : " pushes", " in a row)"));
 }
 
 void Core::Impl::On(const NodeRecord& from, RequestId request, LinkDownRequest& body) {

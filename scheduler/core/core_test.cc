@@ -408,6 +408,9 @@ TEST_F(CoreTest, CutTakesTheMaximumOfEachGroup) {
                                                   {GroupId(1), paceline::Step(3)}};
   c.applied[c.joined.at("server-1").self.node] = {{GroupId(0), paceline::Step(6)},
                                                   {GroupId(1), paceline::Step(4)}};
+  const RequestId early = c.Ask(W(0), CheckpointRequest{"/tmp/ckpt"});
+  EXPECT_EQ(c.StatusOf(early).code(), absl::StatusCode::kFailedPrecondition);
+  c.Ask(W(0), InitDoneRequest{{TensorId(0), TensorId(1)}});
   const RequestId id = c.Ask(W(0), CheckpointRequest{"/tmp/ckpt"});
   ASSERT_TRUE(c.StatusOf(id).ok()) << c.StatusOf(id);
   EXPECT_EQ(c.ReplyOf<CheckpointReply>(id).cut,

@@ -95,6 +95,9 @@ void Core::Impl::AddWorkers(const JobRecord& job, JobView& view) const {
     WorkerStalenessView worker;
     worker.name = record.name;
     bool member = false;  // a worker that has left is shown in the group it last pushed with
+    const scheduler::SettledSamples before = SettledOf(job, id);
+    worker.applied = Samples(before.applied);
+    worker.discarded = Samples(before.discarded);
     for (const auto& [group_id, group] : job.groups) {
       for (const Member& m : group.members) {
         if (m.node != id) continue;
@@ -179,6 +182,11 @@ JobView Core::Impl::ViewOf(const JobRecord& job) const {
   view.servers = static_cast<uint32_t>(OwnersOf(job).size());
   view.total = Samples(job.samples.total());
   view.tensors = job.tensors;
+  view.lineage = job.lineage;
+  view.checkpoints = job.checkpoints;
+  view.rollbacks = job.rollbacks;
+  view.resumed_from = job.resumed_from;
+  view.updates = job.settled_updates;
   AddStaleness(job, view);
   for (const auto& [id, group] : job.groups) {
     GroupView g;
@@ -195,6 +203,7 @@ JobView Core::Impl::ViewOf(const JobRecord& job) const {
   AddWorkers(job, view);
   if (!job.active()) ListFormerMembers(view);
   auto run = runtimes_.find(job.id);
+  if (run != runtimes_.end()) view.not_finite = run->second.not_finite;
   if (run != runtimes_.end() && run->second.started_at != Ticks()) {
     const Ticks until = job.active() ? now_ : run->second.ended_at;
     view.seconds_running = static_cast<uint64_t>(

@@ -19,13 +19,18 @@ std::string Text(const std::vector<GroupPlan>& groups) {
   return text;
 }
 
+std::string Restore(const Plan& plan) {
+  if (plan.restore_from.empty()) return "";
+  return absl::StrCat(" lineage=", plan.lineage, " from ", plan.restore_from);
+}
+
 struct Describer {
   std::string operator()(const PlanDirective& d) const {
     return absl::StrCat("plan change=", d.change, " ", Absl(Name(d.plan.state)),
                         " generation=", d.plan.generation.value(),
                         " tensors=", d.plan.tensors.size(), " writer=", d.plan.init_writer.value(),
                         d.plan.moves.empty() ? "" : absl::StrCat(" moving=", d.plan.moves.size()),
-                        Text(d.plan.groups));
+                        Restore(d.plan), Text(d.plan.groups));
   }
   std::string operator()(const PrepareDirective& d) const {
     return absl::StrCat("prepare change=", d.change, Text(d.groups));
@@ -44,11 +49,13 @@ struct Describer {
     return absl::StrCat("sealed ", d.tensors.size(), " tensors");
   }
   std::string operator()(const CutDirective& d) const {
-    std::string text =
-        absl::StrCat("cut ", d.cut, d.abort ? " abort" : (d.collect ? " collect" : " copy"));
+    std::string text = absl::StrCat(
+        "cut ", d.cut,
+        d.abort ? " abort" : (d.collect ? " collect" : (d.manifest ? " manifest" : " copy")));
     for (const auto& [group, step] : d.steps) {
       absl::StrAppend(&text, " ", group.value(), "@", step.value());
     }
+    for (const std::string& path : d.drop) absl::StrAppend(&text, " drop ", path);
     return text;
   }
   std::string operator()(const RecallSamplesDirective&) const { return "recall samples"; }

@@ -21,7 +21,9 @@ template <typename A>
 void Fields(A& a, Is<JobSpec> auto& v) {
   a(v.name, v.workers, v.min_workers, v.groups, v.optimizer, v.policy, v.codecs, v.normalization,
     v.aggregation, v.deterministic, v.chunk_bytes, v.sample_count, v.epochs, v.batch_size, v.seed,
-    v.failure_timeout_ms, v.quorum, v.max_step_lag, v.gate, v.max_staleness, v.local_steps);
+    v.failure_timeout_ms, v.quorum, v.max_step_lag, v.gate, v.max_staleness, v.local_steps,
+    v.checkpoint_every_steps, v.checkpoint_every_s, v.checkpoint_dir, v.checkpoint_keep,
+    v.on_server_loss);
 }
 template <typename A>
 void Fields(A& a, Is<TensorSpec> auto& v) {
@@ -30,6 +32,31 @@ void Fields(A& a, Is<TensorSpec> auto& v) {
 template <typename A>
 void Fields(A& a, Is<SampleRange> auto& v) {
   a(v.epoch, v.begin, v.end);
+}
+template <typename A>
+void Fields(A& a, Is<CheckpointPart> auto& v) {
+  a(v.file, v.bytes, v.checksum);
+}
+template <typename A>
+void Fields(A& a, Is<WorkerSamples> auto& v) {
+  a(v.worker, v.applied, v.discarded);
+}
+template <typename A>
+void Fields(A& a, Is<SamplePosition> auto& v) {
+  a(v.left, v.epoch, v.position);
+}
+template <typename A>
+void Fields(A& a, Is<CheckpointManifest> auto& v) {
+  a(v.run, v.number, v.spec, v.lineage, v.updates, v.applied, v.steps, v.samples, v.tensors,
+    v.parts, v.unix_time_ms);
+}
+template <typename A>
+void Fields(A& a, Is<CheckpointRecord> auto& v) {
+  a(v.number, v.path, v.updates, v.tensors, v.applied, v.steps, v.workers);
+}
+template <typename A>
+void Fields(A& a, Is<RollbackTotals> auto& v) {
+  a(v.count, v.steps, v.updates, v.samples, v.milliseconds);
 }
 template <typename A>
 void Fields(A& a, Is<Member> auto& v) {
@@ -57,7 +84,7 @@ void Fields(A& a, Is<NodeRef> auto& v) {
 }
 template <typename A>
 void Fields(A& a, Is<JobAtServer> auto& v) {
-  a(v.job, v.lead, v.updates, v.refused_frames, v.memory, v.groups, v.workers);
+  a(v.job, v.lead, v.updates, v.refused_frames, v.lineage, v.memory, v.groups, v.workers);
 }
 template <typename A>
 void Fields(A& a, Is<ServerReport> auto& v) {
@@ -106,7 +133,15 @@ void Fields(A& a, Is<CheckpointRequest> auto& v) {
 }
 template <typename A>
 void Fields(A& a, Is<AckRequest> auto& v) {
-  a(v.id, v.step, v.applied, v.error);
+  a(v.id, v.step, v.applied, v.error, v.part, v.updates, v.workers);
+}
+template <typename A>
+void Fields(A& a, Is<AdoptedRequest> auto& v) {
+  a(v.lineage, v.held);
+}
+template <typename A>
+void Fields(A& a, Is<NotFiniteRequest> auto& v) {
+  a(v.tensor, v.step, v.in_a_row);
 }
 template <typename A>
 void Fields(A& a, Is<LinkDownRequest> auto& v) {
@@ -143,8 +178,16 @@ void Fields(A& a, Is<DrainServerRequest> auto& v) {
   a(v.server, v.undo);
 }
 template <typename A>
+void Fields(A& a, Is<CheckpointJobRequest> auto& v) {
+  a(v.job, v.directory);
+}
+template <typename A>
+void Fields(A& a, Is<ResumeJobRequest> auto& v) {
+  a(v.job, v.path, v.manifest);
+}
+template <typename A>
 void Fields(A& a, Is<JoinEvent> auto& v) {
-  a(v.request, v.join, v.key);
+  a(v.request, v.join, v.key, v.random);
 }
 template <typename A>
 void Fields(A& a, Is<NodeEvent> auto& v) {

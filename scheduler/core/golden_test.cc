@@ -6,7 +6,11 @@
 //   register NAME TENSOR:ELEMENTS... | init-done NAME ID... | draw NAME COUNT [step=S]
 //   return NAME EPOCH BEGIN END | barrier NAME WHAT | checkpoint NAME DIR | leave NAME | beat
 //   NAME... step NAME S (acks with it) | mute NAME | unmute NAME | died NAME | tick MS | stop JOB
-//   applied SERVER WORKER N | status JOB | recover
+//   applied SERVER WORKER N [lineage=L] | status JOB | recover | progress WORKER STEP
+//   counted WORKER APPLIED UPDATES (what owners say with their parts of cuts from now on)
+//   checkpoint-job JOB | adopted WORKER LINEAGE [EPOCH BEGIN END] | resume JOB PATH [step=S]
+//   [epoch=E] [position=P] [samples=N] [lineage=L] | manifest (the newest, in short)
+//   Options of worker: every=STEPS dir=DIR keep=N loss=stop
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -95,6 +99,10 @@ class Script {
         spec.epochs = 1;
         spec.batch_size = Number(Option(w, "batch", "10"));
         spec.deterministic = std::count(w.begin(), w.end(), "deterministic") > 0;
+        spec.checkpoint_every_steps = Number(Option(w, "every", "0"));
+        spec.checkpoint_dir = Option(w, "dir", "");
+        spec.checkpoint_keep = static_cast<uint32_t>(Number(Option(w, "keep", "3")));
+        if (Option(w, "loss", "") == "stop") spec.on_server_loss = ServerLoss::kStop;
         join = c_.Worker(w[0], spec, ++last_index_);
       }
       const absl::Status status = c_.Join(join);
@@ -144,10 +152,21 @@ class Script {
       Ask(w[0], CheckpointRequest{w[1]});
     } else if (command == "leave") {
       Ask(w[0], LeaveRequest{"done", 0, {}});
+    } else if (command == "progress") {
+      WorkerReport report;
+      report.step = paceline::Step(Number(w[1]));
+      c_.applied_by_all({{GroupId(0), report.step}});
+      Ask(w[0], std::move(report));
+    } else if (command == "adopted") {
+      AdoptedRequest request;
+      request.lineage = static_cast<uint32_t>(Number(w[1]));
+      if (w.size() > 2) request.held = {{Epoch(Number(w[2])), Number(w[3]), Number(w[4])}};
+      Ask(w[0], std::move(request));
     } else if (command == "applied") {
       JobAtServer at;
       at.job = c_.joined[w[1]].job;
       at.lead = true;
+      at.lineage = static_cast<uint32_t>(Number(Option(w, "lineage", "0")));
       at.workers.emplace_back();
       at.workers.back().worker = c_.joined[w[1]].self.node;
       at.workers.back().applied = Samples(Number(w[2]));
@@ -161,6 +180,34 @@ class Script {
   bool Operators(const std::string& command, const Words& w) {
     if (command == "stop") {
       c_.Operate(StopJobRequest{w[0], true, "asked"});
+    } else if (command == "checkpoint-job") {
+      const absl::Status status = c_.TryOperate(CheckpointJobRequest{w[0], ""});
+      absl::StrAppend(&out_, "reply: ", status.ToString(), "\n");
+    } else if (command == "resume") {
+      ResumeJobRequest request{w[0], w[1], {}};
+      CheckpointManifest& m = request.manifest;
+      m.spec.sample_count = Number(Option(w, "samples", "100"));
+      m.steps = {{GroupId(0), paceline::Step(Number(Option(w, "step", "0")))}};
+      m.lineage = static_cast<uint32_t>(Number(Option(w, "lineage", "0")));
+      m.updates = LastStep(m.steps).value();
+      m.samples.epoch = Epoch(Number(Option(w, "epoch", "0")));
+      m.samples.position = Number(Option(w, "position", "0"));
+      m.tensors.resize(1);
+      const absl::Status status = c_.TryOperate(request);
+      absl::StrAppend(&out_, "reply: ", status.ToString(), "\n");
+    } else if (command == "counted") {
+      c_.cut_workers = {{c_.joined[w[0]].self.node, Samples(Number(w[1])), Samples(0)}};
+      c_.cut_updates = Number(w[2]);
+    } else if (command == "manifest") {
+      const CheckpointManifest& m = c_.manifests.back();
+      absl::StrAppend(&out_, "number ", m.number, " lineage ", m.lineage, " step ",
+                      LastStep(m.steps).value(), " update ", m.updates, " applied ",
+                      m.applied.value(), " epoch ", m.samples.epoch.value(), " from ",
+                      m.samples.position, " left");
+      for (const SampleRange& r : m.samples.left) {
+        absl::StrAppend(&out_, " ", r.epoch.value(), ":[", r.begin, ", ", r.end, ")");
+      }
+      absl::StrAppend(&out_, " parts ", m.parts.size(), "\n");
     } else if (command == "status") {
       const JobView job = c_.Job(w[0]);
       absl::StrAppend(&out_, "job ", job.id.value(), " ", std::string(Name(job.state)),

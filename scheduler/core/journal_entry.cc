@@ -18,7 +18,7 @@ void Fields(A& a, Is<TermStarted> auto& v) {
 }
 template <typename A>
 void Fields(A& a, Is<JobCreated> auto& v) {
-  a(v.job, v.spec);
+  a(v.job, v.spec, v.run, v.resume);
 }
 template <typename A>
 void Fields(A& a, Is<NodeJoined> auto& v) {
@@ -85,6 +85,26 @@ void Fields(A& a, Is<NodeForgotten> auto& v) {
   a(v.node);
 }
 template <typename A>
+void Fields(A& a, Is<CheckpointRecorded> auto& v) {
+  a(v.job, v.record);
+}
+template <typename A>
+void Fields(A& a, Is<RolledBack> auto& v) {
+  a(v.job, v.generation, v.lineage, v.path, v.tensors, v.settled, v.updates, v.totals);
+}
+template <typename A>
+void Fields(A& a, Is<Restored> auto& v) {
+  a(v.job, v.totals);
+}
+template <typename A>
+void Fields(A& a, Is<SamplesLost> auto& v) {
+  a(v.job, v.worker, v.ranges);
+}
+template <typename A>
+void Fields(A& a, Is<ResumePrepared> auto& v) {
+  a(v.resume);
+}
+template <typename A>
 void Fields(A& a, Is<StateCompacted> auto& v) {
   a(v.state);
 }
@@ -128,8 +148,10 @@ class Applier {
     JobRecord& job = state_.jobs[e.job];
     job.id = e.job;
     job.spec = e.spec;
+    job.run = e.run;
     job.samples = SampleLedger(e.spec);
     state_.last_job = std::max(state_.last_job, e.job.value());
+    if (e.resume) Resume(*e.resume, job);
     return absl::OkStatus();
   }
 
@@ -171,6 +193,9 @@ class Applier {
       job.tensors.insert(job.tensors.end(), e.tensors.begin(), e.tensors.end());
       job.lead_tensor = e.lead;
       job.generation = e.generation;
+      if (job.resumed_from.empty()) return;
+      job.restore_from = job.resumed_from;
+      job.restore_generation = e.generation;
     });
   }
 
@@ -273,12 +298,76 @@ class Applier {
     return absl::OkStatus();
   }
 
+  absl::Status operator()(const CheckpointRecorded& e) {
+    return OnJob(e.job, [&](JobRecord& job) {
+      job.checkpoints.push_back(e.record);
+      job.last_checkpoint = e.record.number;
+      while (job.checkpoints.size() > job.spec.checkpoint_keep) {
+        job.checkpoints.erase(job.checkpoints.begin());
+      }
+    });
+  }
+
+  absl::Status operator()(const RolledBack& e) {
+    return OnJob(e.job, [&](JobRecord& job) {
+      job.generation = job.restore_generation = e.generation;
+      job.lineage = e.lineage;
+      job.restore_from = e.path;
+      job.tensors = e.tensors;
+      job.move = 0;
+      job.moves.clear();
+      job.settled = e.settled;
+      job.settled_updates = e.updates;
+      job.rollbacks = e.totals;
+      for (const auto& [worker, settled] : e.settled) {
+        job.samples.ApplyUsed(worker, settled.applied + settled.discarded);
+      }
+    });
+  }
+
+  absl::Status operator()(const Restored& e) {
+    return OnJob(e.job, [&](JobRecord& job) {
+      job.restore_from.clear();
+      job.rollbacks = e.totals;
+    });
+  }
+
+  absl::Status operator()(const SamplesLost& e) {
+    return OnJob(e.job, [&](JobRecord& job) {
+      const uint64_t count = CountOf(e.ranges);
+      job.samples.ApplyLost(e.worker, e.ranges);
+      job.settled[e.worker].discarded += count;
+      job.rollbacks.samples += Samples(count);
+    });
+  }
+
+  absl::Status operator()(const ResumePrepared& e) {
+    state_.resumes[e.resume.job] = e.resume;
+    return absl::OkStatus();
+  }
+
   absl::Status operator()(const StateCompacted& e) {
     state_ = e.state;
     return absl::OkStatus();
   }
 
  private:
+  void Resume(const ResumeJobRequest& resume, JobRecord& job) {
+    const CheckpointManifest& from = resume.manifest;
+    job.resumed_from = resume.path;
+    job.lineage = from.lineage + 1;
+    job.first_step = LastStep(from.steps);
+    job.samples.StartAt(from.samples, job.first_step.value());
+    job.settled_updates = from.updates;
+    CheckpointRecord record;
+    record.path = resume.path;
+    record.updates = from.updates;
+    record.tensors = static_cast<uint32_t>(from.tensors.size());
+    record.steps = from.steps;
+    job.checkpoints.push_back(std::move(record));
+    state_.resumes.erase(resume.job);
+  }
+
   template <typename F>
   absl::Status OnJob(JobId id, F change) {
     auto it = state_.jobs.find(id);

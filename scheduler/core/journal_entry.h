@@ -7,6 +7,8 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -24,6 +26,8 @@ struct TermStarted {
 struct JobCreated {
   JobId job;
   JobSpec spec;
+  std::string run;
+  std::optional<ResumeJobRequest> resume;
 };
 struct NodeJoined {
   NodeRecord node;
@@ -77,6 +81,37 @@ struct SamplesReturned {
   std::vector<SampleRange> ranges;
   uint64_t used = 0;
 };
+// The newest of the job; older ones beyond the number it keeps are gone.
+struct CheckpointRecorded {
+  JobId job;
+  CheckpointRecord record;
+};
+// All shards return to a checkpoint, on owners that are alive.
+struct RolledBack {
+  JobId job;
+  JobGeneration generation;
+  uint32_t lineage = 0;
+  std::string path;
+  std::vector<TensorPlan> tensors;
+  std::map<NodeId, SettledSamples> settled;
+  uint64_t updates = 0;  // of the checkpoint
+  RollbackTotals totals;
+};
+// All owners have what they were to load.
+struct Restored {
+  JobId job;
+  RollbackTotals totals;
+};
+// Drawn before a return to a checkpoint and used for nothing that is left.
+struct SamplesLost {
+  JobId job;
+  NodeId worker;
+  std::vector<SampleRange> ranges;
+};
+// The next job of this name starts from a checkpoint.
+struct ResumePrepared {
+  ResumeJobRequest resume;
+};
 // An ended job and its nodes are no longer kept.
 struct JobForgotten {
   JobId job;
@@ -112,7 +147,8 @@ using Entry =
     std::variant<TermStarted, JobCreated, NodeJoined, NodeGone, JobStateChanged, OptimizerSet,
                  TensorsPlaced, InitWriterNamed, TensorsSealed, GroupsChanged, SamplesDrawn,
                  SamplesReturned, StateCompacted, JobForgotten, ChunksMoved, MovesDone,
-                 ServerDraining, NodeForgotten, AskedToLeave>;
+                 ServerDraining, NodeForgotten, CheckpointRecorded, RolledBack, Restored,
+                 SamplesLost, ResumePrepared, AskedToLeave>;
 
 std::string EncodeEntry(const Entry& entry);
 // DataLoss says what was wrong with the bytes.

@@ -108,19 +108,50 @@ uint64_t SampleLedger::steps_per_epoch() const {
   return (sample_count_ + per_step - 1) / per_step;
 }
 
+SampleLedger::Place SampleLedger::PlaceOf(uint64_t step) const {
+  const uint64_t per_step = workers_ * std::max<uint64_t>(1, batch_size_);
+  uint64_t steps = step > first_step_ ? step - first_step_ : 0;
+  // The first epoch may have begun before the first step.
+  const uint64_t in_first = (sample_count_ - first_position_ + per_step - 1) / per_step;
+  if (steps < in_first) return {first_epoch_, first_position_ + steps * per_step};
+  steps -= in_first;
+  return {first_epoch_ + 1 + steps / steps_per_epoch(), steps % steps_per_epoch() * per_step};
+}
+
 bool SampleLedger::FinishedAt(uint64_t step) const {
   if (sample_count_ == 0) return true;
-  return epochs_ != 0 && step / steps_per_epoch() >= epochs_;
+  return epochs_ != 0 && PlaceOf(step).epoch >= epochs_;
+}
+
+SamplePosition SampleLedger::Position() const {
+  SamplePosition position{returned_, Epoch(epoch_), position_};
+  for (const auto& [worker, account] : accounts_) {
+    for (const SampleRange& range : account.outstanding) {
+      if (range.begin < range.end) Insert(position.left, range);
+    }
+  }
+  return position;
+}
+
+SamplePosition SampleLedger::PositionAfter(uint64_t step) const {
+  const Place next = PlaceOf(step);
+  return {{}, Epoch(next.epoch), next.begin};
+}
+
+void SampleLedger::StartAt(const SamplePosition& position, uint64_t step) {
+  epoch_ = first_epoch_ = position.epoch.value();
+  position_ = first_position_ = position.position;
+  first_step_ = step;
+  returned_ = position.left;
 }
 
 std::vector<SampleRange> SampleLedger::ChooseFor(uint64_t step, JobRank rank) const {
   if (FinishedAt(step) || rank.value() >= workers_) return {};
-  const uint64_t step_in_epoch = step % steps_per_epoch();
-  const uint64_t begin =
-      std::min(sample_count_, (step_in_epoch * workers_ + rank.value()) * batch_size_);
+  const Place place = PlaceOf(step);
+  const uint64_t begin = std::min(sample_count_, place.begin + rank.value() * batch_size_);
   const uint64_t end = std::min(sample_count_, begin + batch_size_);
   if (begin == end) return {};
-  return {{Epoch(step / steps_per_epoch()), begin, end}};
+  return {{Epoch(place.epoch), begin, end}};
 }
 
 uint64_t SampleLedger::Outstanding(NodeId worker) const {
@@ -170,6 +201,15 @@ std::vector<SampleRange> SampleLedger::Held(NodeId worker,
   return held;
 }
 
+std::vector<SampleRange> SampleLedger::Missing(NodeId worker, uint64_t used,
+                                               const std::vector<SampleRange>& held) const {
+  SampleLedger counted = *this;
+  counted.ApplyUsed(worker, used);
+  std::vector<SampleRange> missing = counted.accounts_[worker].outstanding;
+  for (const SampleRange& range : held) Remove(missing, range);
+  return missing;
+}
+
 bool SampleLedger::Valid(const std::vector<SampleRange>& ranges) const {
   return std::all_of(ranges.begin(), ranges.end(), [this](const SampleRange& range) {
     return range.begin <= range.end && range.end <= sample_count_ &&
@@ -206,7 +246,7 @@ void SampleLedger::ApplyDraw(NodeId worker, const std::vector<SampleRange>& rang
 void SampleLedger::ApplyDrawFor(NodeId worker, uint64_t step,
                                 const std::vector<SampleRange>& ranges) {
   SampleAccount& account = accounts_[worker];
-  epoch_ = std::max(epoch_, step / std::max<uint64_t>(1, steps_per_epoch()));
+  if (sample_count_ > 0) epoch_ = std::max(epoch_, PlaceOf(step).epoch);
   std::vector<SampleRange> counted;
   if (step >= account.next_step) {
     account.next_step = step + 1;
@@ -235,6 +275,12 @@ void SampleLedger::ApplyReturn(NodeId worker, const std::vector<SampleRange>& ra
     account.returned += range.end - range.begin;
     Insert(returned_, range);
   }
+}
+
+void SampleLedger::ApplyLost(NodeId worker, const std::vector<SampleRange>& ranges) {
+  SampleAccount& account = accounts_[worker];
+  for (const SampleRange& range : ranges) Remove(account.outstanding, range);
+  account.used += CountOf(ranges);
 }
 
 void SampleLedger::ApplyUsed(NodeId worker, uint64_t used) {

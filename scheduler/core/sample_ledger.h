@@ -13,6 +13,7 @@
 
 #include "common/base/encoding.h"
 #include "common/base/types.h"
+#include "plan/checkpoint.h"
 #include "plan/job_spec.h"
 #include "plan/messages.h"
 #include "plan/permutation.h"
@@ -68,8 +69,17 @@ class SampleLedger {
   uint64_t next_step() const;
   // The part of `ranges` that `worker` holds; what a repeated return names is no longer in it.
   std::vector<SampleRange> Held(NodeId worker, const std::vector<SampleRange>& ranges) const;
+  // What `worker` was handed out, beyond the first `used` samples, and does not hold any more.
+  std::vector<SampleRange> Missing(NodeId worker, uint64_t used,
+                                   const std::vector<SampleRange>& held) const;
   // Whether each range lies within an epoch of the job.
   bool Valid(const std::vector<SampleRange>& ranges) const;
+  // What is left to hand out if nothing of what is outstanding reaches an update.
+  SamplePosition Position() const;
+  // Deterministic jobs: what is left after `step`.
+  SamplePosition PositionAfter(uint64_t step) const;
+  // A fresh ledger of a job that goes on from there, with `step` as its next.
+  void StartAt(const SamplePosition& position, uint64_t step);
   // The epoch that is being handed out.
   Epoch epoch() const { return Epoch(epoch_); }
   uint64_t total() const { return sample_count_ * epochs_; }
@@ -80,6 +90,8 @@ class SampleLedger {
   void ApplyDrawFor(NodeId worker, uint64_t step, const std::vector<SampleRange>& ranges);
   void ApplyHolder(const NodeRef& worker);
   void ApplyReturn(NodeId worker, const std::vector<SampleRange>& ranges);
+  // Drawn and lost: no longer outstanding, and not handed out again.
+  void ApplyLost(NodeId worker, const std::vector<SampleRange>& ranges);
   // The owners count `used` samples of `worker` as applied or discarded so far: the oldest are no
   // longer outstanding.
   void ApplyUsed(NodeId worker, uint64_t used);
@@ -87,11 +99,17 @@ class SampleLedger {
   template <typename A>
   friend void Fields(A& a, Is<SampleLedger> auto& v) {
     a(v.sample_count_, v.epochs_, v.batch_size_, v.workers_, v.deterministic_, v.epoch_,
-      v.position_, v.returned_, v.accounts_);
+      v.position_, v.returned_, v.accounts_, v.first_step_, v.first_epoch_, v.first_position_);
   }
   bool operator==(const SampleLedger&) const = default;
 
  private:
+  struct Place {
+    uint64_t epoch = 0;
+    uint64_t begin = 0;  // of the step's first sample
+  };
+  // Deterministic: where the samples of a step begin.
+  Place PlaceOf(uint64_t step) const;
   uint64_t Remaining() const;
   void TakeReturned(const SampleRange& range);
 
@@ -105,6 +123,10 @@ class SampleLedger {
   uint64_t position_ = 0;
   std::vector<SampleRange> returned_;  // sorted, disjoint; to be handed out again
   std::map<NodeId, SampleAccount> accounts_;
+  // Deterministic: where the first step begins.
+  uint64_t first_step_ = 0;
+  uint64_t first_epoch_ = 0;
+  uint64_t first_position_ = 0;
 };
 
 template <typename A>

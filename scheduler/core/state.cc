@@ -59,6 +59,18 @@ void DumpJob(const JobRecord& job, std::string& out) {
   for (const auto& [name, rank] : job.ranks) {
     absl::StrAppend(&out, "  rank ", rank.value(), " ", name, "\n");
   }
+  if (job.lineage > 0 || !job.checkpoints.empty()) {
+    absl::StrAppend(&out, "  lineage ", job.lineage, " rollbacks=", job.rollbacks.count,
+                    " restore_from=", job.restore_from, "\n");
+  }
+  for (const CheckpointRecord& record : job.checkpoints) {
+    absl::StrAppend(&out, "  checkpoint ", record.number, " ", record.path,
+                    " updates=", record.updates, "\n");
+  }
+  for (const auto& [node, settled] : job.settled) {
+    absl::StrAppend(&out, "  settled ", node.value(), " applied=", settled.applied,
+                    " discarded=", settled.discarded, "\n");
+  }
   for (const auto& [node, account] : job.samples.accounts()) {
     absl::StrAppend(&out, "  samples ", node.value(), " drawn=", account.drawn,
                     " returned=", account.returned, " used=", account.used,

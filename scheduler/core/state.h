@@ -11,6 +11,7 @@
 
 #include "common/base/types.h"
 #include "plan/messages.h"
+#include "plan/operator_view.h"
 #include "plan/plan.h"
 #include "scheduler/core/sample_ledger.h"
 
@@ -42,6 +43,14 @@ struct NodeRecord {
   bool operator==(const NodeRecord&) const = default;
 };
 
+// Samples of a worker whose fate no owner counts any more: of lineages before the present one.
+struct SettledSamples {
+  uint64_t applied = 0;
+  uint64_t discarded = 0;
+
+  bool operator==(const SettledSamples&) const = default;
+};
+
 struct JobRecord {
   JobId id;
   JobSpec spec;
@@ -59,6 +68,19 @@ struct JobRecord {
   std::vector<ChunkMove> moves;
   SampleLedger samples;
 
+  std::string run;            // tells runs of one name apart
+  std::string resumed_from;   // path of a checkpoint
+  paceline::Step first_step;  // of the initial groups
+  uint32_t lineage = 0;
+  std::vector<CheckpointRecord> checkpoints;  // oldest first; number 0: the one resumed from
+  uint64_t last_checkpoint = 0;               // number
+  // Owners load the shards of this generation from there; empty: nothing is to be loaded.
+  std::string restore_from;
+  JobGeneration restore_generation;
+  std::map<NodeId, SettledSamples> settled;
+  uint64_t settled_updates = 0;
+  RollbackTotals rollbacks;
+
   bool active() const { return state == JobState::kForming || state == JobState::kRunning; }
   bool operator==(const JobRecord&) const = default;
 };
@@ -70,6 +92,7 @@ struct State {
   uint32_t last_job = 0;
   std::map<NodeId, NodeRecord> nodes;
   std::map<JobId, JobRecord> jobs;
+  std::map<std::string, ResumeJobRequest> resumes;  // of jobs that are yet to start, by name
 
   bool operator==(const State&) const = default;
 };
@@ -83,13 +106,19 @@ void Fields(A& a, Is<NodeRecord> auto& v) {
     v.job_name, v.rank, v.index, v.process_id, v.key, v.draining, v.asked_to_leave);
 }
 template <typename A>
+void Fields(A& a, Is<SettledSamples> auto& v) {
+  a(v.applied, v.discarded);
+}
+template <typename A>
 void Fields(A& a, Is<JobRecord> auto& v) {
   a(v.id, v.spec, v.state, v.reason, v.generation, v.tensors, v.lead_tensor, v.init_writer,
-    v.groups, v.next_group, v.group_generations, v.ranks, v.samples, v.move, v.moves);
+    v.groups, v.next_group, v.group_generations, v.ranks, v.samples, v.move, v.moves, v.run,
+    v.resumed_from, v.first_step, v.lineage, v.checkpoints, v.last_checkpoint, v.restore_from,
+    v.restore_generation, v.settled, v.settled_updates, v.rollbacks);
 }
 template <typename A>
 void Fields(A& a, Is<State> auto& v) {
-  a(v.term, v.last_node, v.last_incarnation, v.last_job, v.nodes, v.jobs);
+  a(v.term, v.last_node, v.last_incarnation, v.last_job, v.nodes, v.jobs, v.resumes);
 }
 
 }  // namespace paceline::scheduler

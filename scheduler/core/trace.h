@@ -2,7 +2,7 @@
 // be stepped through again (paceline-sim replay). Bounded by who writes it, not durable, holds no
 // key.
 //
-// Form: "PLTRACE1", then records; each is its length as LEB128 and that many bytes. The first
+// Form: "PLTRACE2", then records; each is its length as LEB128 and that many bytes. The first
 // record is the header, the others are an event and its time, as encoding.h writes them. Thread
 // rule: values; one thread per reader.
 #pragma once

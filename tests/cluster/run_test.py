@@ -15,7 +15,10 @@ NUMBER = (int, float)
 SUMMARY = {
     "job": str, "outcome": str, "reason": str, "seconds": NUMBER, "workers": int, "servers": int, "groups": int,
     "generations": int, "samples_drawn": int, "samples_applied": int, "samples_discarded": int,
-    "samples_returned": int, "updates": int, "metrics": dict, "staleness": dict, "processes": list}
+    "samples_returned": int, "updates": int, "checkpoints": int, "newest_checkpoint": (str, type(None)),
+    "resumed_from": (str, type(None)), "rollbacks": dict, "not_finite_pushes": int, "metrics": dict,
+    "staleness": dict, "processes": list}
+ROLLBACKS = {"count": int, "steps": int, "updates": int, "samples": int, "seconds": NUMBER}
 METRIC = {"value": NUMBER, "worker": str, "step": int}
 COUNTS = {"count": int, "mean": NUMBER, "p95": NUMBER, "max": int}
 STALENESS = {**COUNTS, "p50": NUMBER, "by_group": list, "by_worker": list}
@@ -46,6 +49,7 @@ class SummaryTest(unittest.TestCase):
 
     def check(self, summary, outcome, workers, servers, restarts=0):
         self.has_exactly(summary, SUMMARY)
+        self.has_exactly(summary["rollbacks"], ROLLBACKS)
         self.assertEqual(summary["outcome"], outcome)
         self.assertEqual((summary["workers"], summary["servers"]), (workers, servers))
         self.assertEqual(summary["samples_drawn"], summary["samples_applied"] + summary["samples_discarded"]
