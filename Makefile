@@ -10,7 +10,7 @@ FILES ?= $(shell git ls-files '*.cc')
 SDK_ROOT := build/sdk
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build run verify-quickstart test test-release test-sanitizers test-fuzz kill-test restart-test lint format tidy dev bench sdk install clean
+.PHONY: help deps build run verify-quickstart test test-release test-sanitizers test-fuzz kill-test restart-test checkpoint-kill-test lint format tidy dev bench sdk install clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -70,6 +70,14 @@ restart-test: ## kill and restart the scheduler 20 times in training, five pairs
 	cmake --preset release
 	cmake --build build/release --target $(PROGRAMS) probe_worker -j $(JOBS)
 	PACELINE_RESTARTS=20 PACELINE_PAIRS=5 $(CLUSTER) Restarts
+
+CHECKPOINT_KILLS ?= 30
+
+checkpoint-kill-test: ## kill daemons while checkpoints are written, CHECKPOINT_KILLS times
+	cmake --preset release
+	cmake --build build/release --target $(PROGRAMS) probe_worker -j $(JOBS)
+	PACELINE_CHECKPOINT_KILLS=$(CHECKPOINT_KILLS) /usr/bin/python3 -B tests/life/checkpoint_test.py \
+	  --bin build/release/bin --probe build/release/tests/life/probe_worker Killed
 
 lint: ## layout and include rules
 	@echo clang-format-14 --dry-run --Werror; clang-format-14 --dry-run --Werror $(SOURCES)

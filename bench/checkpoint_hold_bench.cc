@@ -42,7 +42,10 @@ absl::Status Measure(const std::string& directory, uint64_t megabytes) {
   JobSpec job = JobOf("hold", 1, "one", {"adam", {{"learning_rate", 0.001}}});
   job.chunk_bytes = 1 << 20;
   job.checkpoint_dir = directory;
-  PACELINE_ASSIGN_OR_RETURN(auto session, cluster.Connect(job, 0));
+  SessionOptions options = cluster.OptionsFor(job, 0);
+  options.deadline = Seconds(600);
+  PACELINE_ASSIGN_OR_RETURN(
+      auto session, Session::Connect(options, cluster.NewControl(), cluster.NewTransport()));
   std::vector<float> weights(bytes / 12);  // weights, m and v
   PACELINE_ASSIGN_OR_RETURN(const TensorId tensor,
                             session->RegisterTensor({"model", {weights.size()}}));
@@ -53,11 +56,11 @@ absl::Status Measure(const std::string& directory, uint64_t megabytes) {
   std::atomic<bool> taking{false}, taken{false};
   absl::Status checkpoint;
   double checkpoint_ms = 0;
-  std::thread taker;
+  std::jthread taker;
   for (int i = 0; i < kAlone || !taken; ++i) {
     if (i == kAlone) {
       taking = true;
-      taker = std::thread([&] {
+      taker = std::jthread([&] {
         const Ticks begin = Clock::Real().Now();
         checkpoint = session->Checkpoint("").status();
         checkpoint_ms = Ms(Clock::Real().Now() - begin);

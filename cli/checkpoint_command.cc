@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "cli/views.h"
 #include "common/base/status.h"
+#include "common/checkpoint/manifest.h"
 #include "common/config/config.h"
 
 namespace paceline {
@@ -120,8 +121,9 @@ CheckpointText VerifyCheckpointsText(const std::string& directory, bool json, co
   for (const FoundCheckpoint& f : *found) {
     const absl::Status status =
         f.manifest.ok() ? VerifyCheckpoint(f.path, *f.manifest) : f.manifest.status();
-    // What was cut short is no checkpoint: only one that says it is whole can be at fault.
-    const bool cut_short = absl::IsNotFound(f.manifest.status());
+    // What was cut short, or is being removed, is no checkpoint: only one that says it is whole can
+    // be at fault.
+    const bool cut_short = !status.ok() && absl::IsNotFound(ReadManifest(f.path).status());
     if (!status.ok() && !cut_short && first_fault.ok()) first_fault = status;
     const char* const state = status.ok() ? "good" : (cut_short ? "cut short" : "DAMAGED");
     rows.push_back(Row(f, {state, status.ok() ? Tint::kGreen : Tint::kRed}));

@@ -248,9 +248,9 @@ struct CutDirective {
   uint64_t cut = 0;
   JobId job;
   bool collect = true;                           // phase 1
-  bool abort = false;                            // release without writing
+  bool abort = false;                            // release; what is in `directory` goes
   std::map<GroupId, Step> steps;                 // phase 2
-  std::string directory;                         // phases 2 and 3
+  std::string directory;                         // phases 2 and 3, and of an abort
   std::optional<CheckpointManifest> manifest{};  // phase 3
   std::vector<std::string> drop{};               // phase 3: directories of the same run
 

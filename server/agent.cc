@@ -110,6 +110,7 @@ void ServerAgent::OpenWatch() {
   control_->Watch(
       joined_.self, [this](Directive directive) { OnDirective(std::move(directive)); },
       [this](absl::Status cause) {
+        ReleaseCuts();
         MutexLock lock(&mutex_);
         if (stopping_) return;
         if (!std::exchange(away_, true)) {
@@ -188,9 +189,26 @@ void ServerAgent::Load(const Plan& plan, Router::Done done) {
   });
 }
 
+// Nobody may come to say when a cut's steps go on: a scheduler that is back begins another.
+void ServerAgent::ReleaseCuts() {
+  std::set<JobId> held;
+  {
+    MutexLock lock(&mutex_);
+    held.swap(cutting_);
+  }
+  for (JobId job : held) router_->CutAbort(job);
+}
+
 void ServerAgent::OnCut(const CutDirective& cut) {
+  {
+    MutexLock lock(&mutex_);
+    if (cut.collect && !cut.abort) cutting_.insert(cut.job);
+    if (cut.abort || cut.manifest) cutting_.erase(cut.job);
+  }
   if (cut.abort) {
     router_->CutAbort(cut.job);
+    // After what was written there; when it is not taken, the next manifest's writer does it.
+    if (!cut.directory.empty()) disk_->Post([this, cut] { Remove(cut.directory); });
     return;
   }
   if (cut.collect) {
@@ -243,12 +261,14 @@ void ServerAgent::WriteManifestOf(const CutDirective& cut) {
   const absl::Status written = WriteManifest(cut.directory, manifest);
   AckWhenDone(cut.cut)(written);
   if (!written.ok()) return;
-  for (const std::string& old : cut.drop) {
-    const absl::Status removed = RemoveCheckpoint(old);
-    if (!removed.ok()) {
-      LogWarning("server", options_.name, ": cannot remove ", old, ": ",
-                 std::string(removed.message()));
-    }
+  for (const std::string& old : cut.drop) Remove(old);
+}
+
+void ServerAgent::Remove(const std::string& checkpoint) {
+  const absl::Status removed = RemoveCheckpoint(checkpoint);
+  if (!removed.ok()) {
+    LogWarning("server", options_.name, ": cannot remove ", checkpoint, ": ",
+               std::string(removed.message()));
   }
 }
 

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -60,9 +61,11 @@ class ServerAgent {
   void OnPlan(const PlanDirective& directive);
   // On the disk thread, or a shard thread: brings back what the plan wants from a checkpoint.
   void Load(const Plan& plan, Router::Done done);
-  void OnCut(const CutDirective& cut);
+  void OnCut(const CutDirective& cut) EXCLUDES(mutex_);
+  void ReleaseCuts() EXCLUDES(mutex_);
   void OnCopied(const CutDirective& cut, absl::StatusOr<std::vector<ChunkSnapshot>> chunks);
   void WriteManifestOf(const CutDirective& cut);
+  void Remove(const std::string& checkpoint);
   // Answers the directive `id` once the router has it in force.
   Router::Done AckWhenDone(uint64_t id);
   void Queue(NodeRequest request) EXCLUDES(mutex_);
@@ -84,6 +87,7 @@ class ServerAgent {
   bool away_ GUARDED_BY(mutex_) = false;  // the scheduler; said once
   bool stopping_ GUARDED_BY(mutex_) = false;
   bool lost_ GUARDED_BY(mutex_) = false;
+  std::set<JobId> cutting_ GUARDED_BY(mutex_);  // whose later steps a cut may hold
   std::unique_ptr<HeartbeatThread> heartbeat_;
   std::thread thread_;
   std::unique_ptr<CheckpointDisk> disk_;  // from Follow to Stop

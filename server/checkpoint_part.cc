@@ -1,14 +1,13 @@
 #include "server/checkpoint_part.h"
 
-#include <filesystem>
 #include <map>
 #include <set>
 #include <span>
-#include <system_error>
 #include <utility>
 
 #include "common/base/check.h"
 #include "common/base/status.h"
+#include "common/checkpoint/directory.h"
 #include "common/checkpoint/manifest.h"
 #include "common/safetensors/safetensors.h"
 #include "plan/chunking.h"
@@ -91,12 +90,7 @@ class Parts {
 absl::StatusOr<CheckpointPart> WriteCheckpointPart(const std::string& directory,
                                                    const std::string& server,
                                                    const std::vector<ChunkSnapshot>& chunks) {
-  std::error_code error;
-  std::filesystem::create_directories(directory, error);
-  if (error) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("cannot make checkpoint directory '", directory, "': ", error.message()));
-  }
+  PACELINE_RETURN_IF_ERROR(MakeCheckpointDirectory(directory));
   std::map<std::string, std::string> metadata;
   std::vector<SafetensorsView> views;
   for (const ChunkSnapshot& chunk : chunks) {

@@ -250,7 +250,16 @@ void Core::Impl::Handle(WatchEvent& event) {
 }
 
 void Core::Impl::Handle(WatchClosedEvent& event) {
-  if (CheckNode(event.from).ok()) sessions_[event.from.node].watching = false;
+  if (!CheckNode(event.from).ok()) return;
+  sessions_[event.from.node].watching = false;
+  const NodeRecord& record = node(event.from.node);
+  if (record.role != Role::kServer) return;
+  // It has let go what a cut held there.
+  for (const auto& [id, job] : state_.jobs) {
+    if (job.active() && OwnersOf(job).count(record.id) > 0 && HoldsSteps(id)) {
+      AbortCut(id, absl::StrCat("the stream of server ", record.name, " ended"));
+    }
+  }
 }
 
 void Core::Impl::Handle(ProcessEndedEvent& event) {
@@ -280,7 +289,6 @@ void Core::Impl::Handle(TickEvent&) {
 
 void Core::Impl::TickJob(JobId id) {
   constexpr Ticks kLastReportWait = Seconds(3);
-  constexpr Ticks kCutTimeout = Seconds(120);
   JobRuntime& run = runtime(id);
   if (!run.ending.empty() && now_ - run.ended_at > kLastReportWait) {
     for (NodeId owner : std::exchange(run.ending, {})) {
@@ -292,14 +300,7 @@ void Core::Impl::TickJob(JobId id) {
   ProposeChange(id);
   UpdateWaiting(id);
   ProposeMoves(id);
-  CheckpointIfDue(id);
-  const bool cutting = !run.cuts.empty() && run.cuts.front().phase != Cut::Phase::kWaiting;
-  if (cutting && now_ - run.cuts.front().since > kCutTimeout) {
-    std::string silent;
-    for (NodeId owner : run.cuts.front().awaited) absl::StrAppend(&silent, " ", node(owner).name);
-    FinishCut(id, absl::DeadlineExceededError(
-                      absl::StrCat("checkpoint: no answer within 120 s from", silent)));
-  }
+  TickCut(id);
 }
 
 }  // namespace paceline

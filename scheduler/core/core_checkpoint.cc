@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "common/base/status.h"
 #include "scheduler/core/core_impl.h"
 
@@ -20,6 +21,18 @@ constexpr size_t kMaxAbandoned = 64;
 std::string DirectoryOf(const scheduler::JobRecord& job, uint64_t number, Term term) {
   const std::string name = absl::StrFormat("%s-%s-%06d", job.spec.name, job.run, number);
   return term == Term(1) ? name : absl::StrCat(name, "-t", term.value());
+}
+
+// A server that answers no sooner writes less than the slowest of disks, or hangs.
+Ticks CutTimeout(const scheduler::JobRecord& job) {
+  constexpr uint64_t kLeastSeconds = 120;
+  constexpr uint64_t kLeastBytesPerSecond = 8u << 20;
+  constexpr uint64_t kArrays = 3;  // weights, and what Adam keeps
+  uint64_t bytes = 0;
+  for (const TensorPlan& tensor : job.tensors) {
+    bytes += kArrays * tensor.spec.elements() * sizeof(float);
+  }
+  return Seconds(static_cast<int64_t>(kLeastSeconds + bytes / kLeastBytesPerSecond));
 }
 
 }  // namespace
@@ -112,15 +125,51 @@ void Core::Impl::CheckpointIfDue(JobId id) {
   Say(of.spec.name, "checkpoint", std::string(status.message()));
 }
 
+void Core::Impl::TickCut(JobId id) {
+  CheckpointIfDue(id);
+  JobRuntime& run = runtime(id);
+  if (run.cuts.empty()) return;
+  if (run.cuts.front().phase == Phase::kWaiting) return StartCut(id);
+  const Cut& cut = run.cuts.front();
+  const Ticks limit = CutTimeout(job(id));
+  if (now_ - cut.since <= limit) return;
+  std::string silent;
+  for (NodeId owner : cut.awaited) absl::StrAppend(&silent, " ", node(owner).name);
+  FinishCut(
+      id, absl::DeadlineExceededError(absl::StrCat(
+              "checkpoint: no answer within ", limit.value() / 1'000'000'000, " s from", silent)));
+}
+
+bool Core::Impl::HoldsSteps(JobId id) {
+  const JobRuntime& run = runtime(id);
+  if (run.cuts.empty()) return false;
+  const Phase phase = run.cuts.front().phase;
+  return phase == Phase::kCollect || phase == Phase::kCopy;
+}
+
 // ---- The cut ------------------------------------------------------------------------------------
+
+// Begins when all shards are back, where they are to stay, and have their values; and only with
+// owners that hear of it: the steps of the others would be held until one is back.
+bool Core::Impl::MayCut(const JobRecord& of) {
+  if (!of.restore_from.empty() || !of.moves.empty()) return false;
+  for (const TensorPlan& tensor : of.tensors) {
+    if (!tensor.sealed) return false;
+  }
+  for (NodeId owner : OwnersOf(of)) {
+    if (!sessions_[owner].watching) return false;
+  }
+  return true;
+}
 
 void Core::Impl::StartCut(JobId id) {
   JobRuntime& run = runtime(id);
   if (run.cuts.empty()) return;
   Cut& cut = run.cuts.front();
   cut.phase = Phase::kWaiting;
-  // Begins when all shards are back, and where they are to stay.
-  if (!job(id).restore_from.empty() || !job(id).moves.empty()) return;
+  cut.id = 0;  // no answer to an earlier attempt counts
+  cut.awaited.clear();
+  if (!MayCut(job(id))) return;
   run.last_cut = {now_, FastestStep(job(id))};
   run.cut_number = std::max(run.cut_number, job(id).last_checkpoint) + 1;
   cut.number = run.cut_number;
@@ -133,8 +182,10 @@ void Core::Impl::StartCut(JobId id) {
   cut.awaited = OwnersOf(job(id));
   cut.since = now_;
   ++cut.attempts;
-  Say(job(id).spec.name, "checkpoint",
-      absl::StrCat("cut ", cut.id, " into ", cut.path, ", attempt ", cut.attempts));
+  if (run.cut_fault.empty()) {
+    Say(job(id).spec.name, "checkpoint",
+        absl::StrCat("cut ", cut.id, " into ", cut.path, ", attempt ", cut.attempts));
+  }
   for (NodeId owner : cut.awaited) Send(owner, CutDirective{cut.id, id, true, false, {}, ""});
 }
 
@@ -254,7 +305,9 @@ void Core::Impl::AbortCut(JobId id, const std::string& reason) {
   Say(job(id).spec.name, "checkpoint",
       absl::StrCat("cut ", cut.id, " aborted (", reason, "), tried again"));
   if (run.abandoned.size() < kMaxAbandoned) run.abandoned.push_back(cut.path);
-  for (NodeId owner : OwnersOf(job(id))) Send(owner, CutDirective{cut.id, id, false, true, {}, ""});
+  for (NodeId owner : OwnersOf(job(id))) {
+    Send(owner, CutDirective{cut.id, id, false, true, {}, cut.path});
+  }
   StartCut(id);
 }
 
@@ -262,33 +315,52 @@ void Core::Impl::FinishCut(JobId id, const absl::Status& status) {
   JobRuntime& run = runtime(id);
   const Cut cut = std::move(run.cuts.front());
   run.cuts.pop_front();
-  const std::string name = job(id).spec.name;
   if (status.ok()) {
-    run.abandoned.clear();
-    run.taken_at[cut.number] = cut.since;
-    if (run.taken_at.size() > 2 * job(id).spec.checkpoint_keep)
-      run.taken_at.erase(run.taken_at.begin());
-    Decide(scheduler::CheckpointRecorded{id, RecordOf(job(id), cut)});
-    Say(name, "checkpoint",
-        absl::StrCat("cut ", cut.id, " complete in ", cut.path, ": step ",
-                     LastStep(cut.steps).value(), ", update ", cut.updates, ", ", cut.parts.size(),
-                     cut.parts.size() == 1 ? " part" : " parts"));
-    CheckpointReply reply{cut.path, cut.steps};
-    if (cut.request && cut.from == NodeId(0))
-      Answer(*cut.request, OperatorReply(std::move(reply)));
-    else if (cut.request)
-      Answer(*cut.request, NodeReply(std::move(reply)));
+    CutTaken(id, cut);
   } else {
-    if (cut.phase != Phase::kWaiting && run.abandoned.size() < kMaxAbandoned) {
-      run.abandoned.push_back(cut.path);
-    }
-    for (NodeId owner : OwnersOf(job(id))) {
-      Send(owner, CutDirective{cut.id, id, false, true, {}, ""});
-    }
-    Say(name, "checkpoint", absl::StrCat("cut ", cut.id, " failed: ", status.message()));
-    if (cut.request) Refuse(*cut.request, status);
+    CutFailed(id, cut, status);
   }
   StartCut(id);
+}
+
+void Core::Impl::CutTaken(JobId id, const Cut& cut) {
+  JobRuntime& run = runtime(id);
+  run.abandoned.clear();
+  run.cut_fault.clear();
+  run.taken_at[cut.number] = cut.since;
+  if (run.taken_at.size() > 2 * job(id).spec.checkpoint_keep) {
+    run.taken_at.erase(run.taken_at.begin());
+  }
+  Decide(scheduler::CheckpointRecorded{id, RecordOf(job(id), cut)});
+  Say(job(id).spec.name, "checkpoint",
+      absl::StrCat("cut ", cut.id, " complete in ", cut.path, ": step ",
+                   LastStep(cut.steps).value(), ", update ", cut.updates, ", ", cut.parts.size(),
+                   cut.parts.size() == 1 ? " part" : " parts"));
+  if (!cut.request) return;
+  CheckpointReply reply{cut.path, cut.steps};
+  if (cut.from == NodeId(0)) {
+    Answer(*cut.request, OperatorReply(std::move(reply)));
+  } else {
+    Answer(*cut.request, NodeReply(std::move(reply)));
+  }
+}
+
+void Core::Impl::CutFailed(JobId id, const Cut& cut, const absl::Status& status) {
+  JobRuntime& run = runtime(id);
+  if (cut.phase != Phase::kWaiting && run.abandoned.size() < kMaxAbandoned) {
+    run.abandoned.push_back(cut.path);
+  }
+  for (NodeId owner : OwnersOf(job(id))) {
+    Send(owner, CutDirective{cut.id, id, false, true, {}, cut.path});
+  }
+  // A disk that stays full is said once, however often a checkpoint is due.
+  std::string fault = absl::StrReplaceAll(status.message(), {{cut.path, cut.below}});
+  if (cut.request || fault != run.cut_fault) {
+    Say(job(id).spec.name, "checkpoint",
+        absl::StrCat("cut ", cut.id, " failed: ", status.message()));
+  }
+  run.cut_fault = std::move(fault);
+  if (cut.request) Refuse(*cut.request, status);
 }
 
 }  // namespace paceline

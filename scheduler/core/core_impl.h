@@ -100,6 +100,7 @@ struct JobRuntime {
   std::optional<LastCut> last_cut;
   uint64_t cut_number = 0;             // highest given to a cut
   std::vector<std::string> abandoned;  // directories of cuts that failed
+  std::string cut_fault;               // why the last one failed; empty: it did not
   std::map<uint64_t, Ticks> taken_at;  // of checkpoints, by number
   Ticks restoring_since;
   uint64_t not_finite = 0;
@@ -232,7 +233,10 @@ class Core::Impl {
   void On(RequestId request, CheckpointJobRequest& body);
   absl::Status QueueCut(JobId id, scheduler::Cut cut);
   void CheckpointIfDue(JobId id);
+  void TickCut(JobId id);
+  bool HoldsSteps(JobId id);
   paceline::Step FastestStep(const JobRecord& job) const;
+  bool MayCut(const JobRecord& of);
   void StartCut(JobId id);
   void AckCut(JobId id, NodeId from, const AckRequest& ack);
   void CopyCut(JobId id);
@@ -241,6 +245,8 @@ class Core::Impl {
   CheckpointRecord RecordOf(const JobRecord& job, const scheduler::Cut& cut) const;
   void AbortCut(JobId id, const std::string& reason);
   void FinishCut(JobId id, const absl::Status& status);
+  void CutTaken(JobId id, const scheduler::Cut& cut);
+  void CutFailed(JobId id, const scheduler::Cut& cut, const absl::Status& status);
 
   // ---- core_restore.cc: resuming and returning to checkpoints
   void On(RequestId request, ResumeJobRequest& body);

@@ -5,8 +5,8 @@
 //   server NAME | worker NAME [workers=N] [groups=SPEC] [samples=N] [batch=N] [deterministic]
 //   register NAME TENSOR:ELEMENTS... | init-done NAME ID... | draw NAME COUNT [step=S]
 //   return NAME EPOCH BEGIN END | barrier NAME WHAT | checkpoint NAME DIR | leave NAME | beat
-//   NAME... step NAME S (acks with it) | mute NAME | unmute NAME | died NAME | tick MS | stop JOB
-//   applied SERVER WORKER N [lineage=L] | status JOB | recover | progress WORKER STEP
+//   NAME... step NAME S (acks with it) | mute NAME | unmute NAME | unwatch NAME | died NAME | tick
+//   MS | stop JOB applied SERVER WORKER N [lineage=L] | status JOB | recover | progress WORKER STEP
 //   counted WORKER APPLIED UPDATES (what owners say with their parts of cuts from now on)
 //   checkpoint-job JOB | adopted WORKER LINEAGE [EPOCH BEGIN END] | resume JOB PATH [step=S]
 //   [epoch=E] [position=P] [samples=N] [lineage=L] | manifest (the newest, in short)
@@ -116,6 +116,8 @@ class Script {
     } else if (command == "unmute") {
       c_.silent.erase(c_.joined[w[0]].self.node);
       c_.Feed(WatchEvent{c_.joined[w[0]].self});
+    } else if (command == "unwatch") {
+      c_.Feed(WatchClosedEvent{c_.joined[w[0]].self});
     } else if (command == "died") {
       c_.Feed(ProcessEndedEvent{c_.joined[w[0]].self, "signal 9"});
     } else if (command == "tick") {
