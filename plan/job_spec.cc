@@ -25,6 +25,7 @@ constexpr uint32_t kMinFailureTimeoutMs = 100;
 constexpr uint32_t kMaxFailureTimeoutMs = 3'600'000;
 constexpr uint32_t kMaxLocalSteps = 1024;
 constexpr size_t kMaxDirectoryBytes = 3072;  // room for the names below it
+constexpr uint32_t kMaxVerdictMembers = 4096;  // a verdict names each, in one piece on the wire
 
 absl::Status OutOfRange(std::string_view field, const std::string& value,
                         const std::string& range) {
@@ -137,6 +138,7 @@ std::string Text(const std::map<std::string, NamedSpec>& codecs) {
 std::string Text(Normalization n) { return std::string(Name(n)); }
 std::string Text(Aggregation a) { return std::string(Name(a)); }
 std::string Text(ServerLoss loss) { return std::string(Name(loss)); }
+std::string Text(Late late) { return std::string(Name(late)); }
 std::string Text(const GroupSpec& groups) { return ToString(groups); }
 std::string Text(const std::string& text) { return text; }
 std::string Text(bool value) { return value ? "true" : "false"; }
@@ -225,6 +227,16 @@ absl::Status Validate(const JobSpec& spec) {
   PACELINE_RETURN_IF_ERROR(CheckRange("failure_timeout_ms", spec.failure_timeout_ms,
                                       kMinFailureTimeoutMs, kMaxFailureTimeoutMs));
   PACELINE_RETURN_IF_ERROR(CheckRange("quorum", spec.quorum, 0, spec.workers));
+  if (spec.quorum != 0 && spec.workers > kMaxVerdictMembers) {
+    return OutOfRange(
+        "quorum", absl::StrCat(spec.quorum),
+        absl::StrCat("0 (all members) with more than ", kMaxVerdictMembers, " workers"));
+  }
+  if (spec.quorum != 0 && spec.deterministic) {
+    // Who is first differs from run to run.
+    return OutOfRange("quorum", absl::StrCat(spec.quorum), "0 (all members) with deterministic");
+  }
+  PACELINE_RETURN_IF_ERROR(CheckRange("late", static_cast<uint64_t>(spec.late), 1, 2));
   PACELINE_RETURN_IF_ERROR(CheckRange("local_steps", spec.local_steps, 1, kMaxLocalSteps));
   return CheckCheckpoints(spec);
 }
@@ -237,10 +249,6 @@ absl::Status CheckSupported(const JobSpec& spec) {
   if (spec.local_steps != 1) {
     return absl::UnimplementedError(
         absl::StrCat("local_steps: ", spec.local_steps, " is not available; use 1"));
-  }
-  if (spec.quorum != 0 && spec.quorum != spec.workers) {
-    return absl::UnimplementedError(
-        absl::StrCat("quorum: ", spec.quorum, " is not available; use 0 (all members)"));
   }
   if (spec.policy.name != "none") {
     return absl::UnimplementedError(
@@ -283,6 +291,7 @@ std::string FirstDifference(const JobSpec& holding, const JobSpec& joiner) {
   compare("seed", holding.seed, joiner.seed);
   compare("failure_timeout_ms", holding.failure_timeout_ms, joiner.failure_timeout_ms);
   compare("quorum", holding.quorum, joiner.quorum);
+  compare("late", holding.late, joiner.late);
   compare("max_step_lag", holding.max_step_lag, joiner.max_step_lag);
   compare("gate", holding.gate, joiner.gate);
   compare("max_staleness", holding.max_staleness, joiner.max_staleness);

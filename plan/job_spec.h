@@ -42,6 +42,12 @@ enum class ServerLoss : uint8_t {
   kStop = 2,     // the job ends
 };
 
+// What becomes of a contribution that comes after its round was closed without it.
+enum class Late : uint8_t {
+  kCarry = 1,  // goes into the round that is open then
+  kDrop = 2,   // is discarded and counted
+};
+
 // How the workers of a job are split into groups.
 struct GroupSpec {
   enum class Kind : uint8_t { kOne, kPerWorker, kCount, kSizes, kLabel };
@@ -75,6 +81,7 @@ struct JobSpec {
   uint64_t seed = 0;        // of the sample permutation
   uint32_t failure_timeout_ms = 5000;
   uint32_t quorum = 0;        // members that close a round; 0 = all
+  Late late = Late::kCarry;   // under a quorum
   uint32_t max_step_lag = 0;  // gate, in exchanges; 0 with gate=false = off
   bool gate = false;
   uint64_t max_staleness = 0;  // 0 = the default bound
@@ -90,6 +97,10 @@ struct JobSpec {
   bool operator==(const JobSpec&) const = default;
 };
 
+// Whether the lead owner decides about each push, or each owner by itself: then a round is whole
+// with all its members, and there is nothing to decide.
+inline bool UsesVerdicts(const JobSpec& spec) { return spec.quorum != 0; }
+
 // InvalidArgument names the field, the value and the range.
 absl::Status Validate(const JobSpec& spec);
 
@@ -103,5 +114,6 @@ std::string FirstDifference(const JobSpec& holding, const JobSpec& joiner);
 std::string_view Name(Normalization n);
 std::string_view Name(Aggregation a);
 std::string_view Name(ServerLoss loss);
+std::string_view Name(Late late);
 
 }  // namespace paceline

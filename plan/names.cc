@@ -45,6 +45,16 @@ std::string_view Name(ServerLoss loss) {
   return "unknown";
 }
 
+std::string_view Name(Late late) {
+  switch (late) {
+    case Late::kCarry:
+      return "carry";
+    case Late::kDrop:
+      return "drop";
+  }
+  return "unknown";
+}
+
 std::string_view Name(Role role) {
   switch (role) {
     case Role::kServer:

@@ -248,6 +248,9 @@ TEST(JobSpecTest, EveryErrorNamesFieldValueAndRange) {
        [](JobSpec& s) { s.deterministic = true, s.sample_count = 10; }},
       {"failure_timeout_ms: 99; use 100..3600000", [](JobSpec& s) { s.failure_timeout_ms = 99; }},
       {"quorum: 5; use 0..4", [](JobSpec& s) { s.quorum = 5; }},
+      {"quorum: 3; use 0 (all members) with deterministic",
+       [](JobSpec& s) { s.quorum = 3, s.deterministic = true; }},
+      {"late: 3; use 1..2", [](JobSpec& s) { s.late = static_cast<Late>(3); }},
       {"local_steps: 0; use 1..1024", [](JobSpec& s) { s.local_steps = 0; }},
   };
   for (const BadField& bad : cases) {

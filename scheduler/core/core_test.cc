@@ -44,7 +44,6 @@ TEST_F(CoreTest, WhatThisVersionDoesNotDoIsRefusedByName) {
   const std::vector<std::pair<std::string, std::function<void(JobSpec&)>>> asked = {
       {"aggregation", [](JobSpec& spec) { spec.aggregation = Aggregation::kPeer; }},
       {"local_steps", [](JobSpec& spec) { spec.local_steps = 4; }},
-      {"quorum", [](JobSpec& spec) { spec.quorum = 1; }},
       {"gate", [](JobSpec& spec) { spec.gate = true; }},
       {"max_staleness", [](JobSpec& spec) { spec.max_staleness = 64; }},
       {"codecs",

@@ -21,7 +21,7 @@ template <typename A>
 void Fields(A& a, Is<JobSpec> auto& v) {
   a(v.name, v.workers, v.min_workers, v.groups, v.optimizer, v.policy, v.codecs, v.normalization,
     v.aggregation, v.deterministic, v.chunk_bytes, v.sample_count, v.epochs, v.batch_size, v.seed,
-    v.failure_timeout_ms, v.quorum, v.max_step_lag, v.gate, v.max_staleness, v.local_steps,
+    v.failure_timeout_ms, v.quorum, v.late, v.max_step_lag, v.gate, v.max_staleness, v.local_steps,
     v.checkpoint_every_steps, v.checkpoint_every_s, v.checkpoint_dir, v.checkpoint_keep,
     v.on_server_loss);
 }

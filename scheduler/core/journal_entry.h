@@ -2,7 +2,7 @@
 // decision into entries and applies them; recovery applies the same entries again, so the two
 // states cannot differ.
 //
-// Form: format number (2), then the entry as encoding.h writes it.
+// Form: format number (3), then the entry as encoding.h writes it.
 // Thread rule: values; no shared state.
 #pragma once
 
