@@ -104,6 +104,17 @@ const MetricView* FindLoss(const JobView& view) {
   return found;
 }
 
+// Under a quorum: what became of pushes whose round went on without them.
+std::string LatePushes(const JobView& view) {
+  uint64_t carried = 0;
+  uint64_t dropped = 0;
+  for (const WorkerStalenessView& worker : view.worker_staleness) {
+    carried += worker.carried;
+    dropped += worker.dropped;
+  }
+  return absl::StrCat(carried, " pushes carried, ", dropped, " dropped");
+}
+
 }  // namespace
 
 std::string_view Name(Outcome outcome) {
@@ -154,6 +165,7 @@ std::string SummaryText(const RunSummary& summary, const std::string& directory)
                       absl::StrCat(view.applied.value(), " applied of ", view.drawn.value(),
                                    " drawn, ", view.discarded.value(), " discarded, ",
                                    view.returned.value(), " returned", OpenSamples(view)));
+    if (UsesVerdicts(view.spec)) rows.emplace_back("late", LatePushes(view));
     rows.emplace_back("updates", absl::StrCat(view.updates));
     for (const auto& [name, metric] : NewestMetrics(view)) {
       rows.emplace_back(name, absl::StrFormat("%.6g (%s, step %d)", metric->value, metric->worker,

@@ -123,6 +123,8 @@ Json JobStalenessJson(const JobView& job) {
     entry["samples_applied"] = w.applied.value();
     entry["samples_discarded"] = w.discarded.value();
     entry["samples_returned"] = w.returned.value();
+    entry["carried"] = w.carried;
+    entry["dropped"] = w.dropped;
     // Above is what the ledger and the owners say.
     entry["own_counts"] = {{"samples_drawn", w.drawn_by_worker.value()},
                            {"samples_applied", w.applied_by_worker.value()},

@@ -72,14 +72,20 @@ std::string StepText(const NodeView& node) {
 }
 
 std::string WorkerRows(const JobView& job, const Style& style) {
+  std::vector<std::string> columns = {"WORKER", "GROUP",  "PUSHES", "MEAN", "P95",
+                                      "MAX",    "EXCESS", "LAG",    "SEEN"};
+  const bool late = UsesVerdicts(job.spec);
+  if (late) columns.insert(columns.end(), {"CARRIED", "DROPPED"});
   std::vector<std::vector<Cell>> rows;
   for (const WorkerStalenessView& w : job.worker_staleness) {
     rows.push_back({w.name, absl::StrCat(w.group.value()), absl::StrCat(w.tau.count), Fixed(w.mean),
                     absl::StrFormat("%.0f", w.p95), absl::StrCat(w.tau.max), Fixed(w.excess_mean),
                     absl::StrCat(w.step_lag), AgoText(w.last_seen_ms)});
+    if (!late) continue;
+    rows.back().push_back(absl::StrCat(w.carried));
+    rows.back().push_back(absl::StrCat(w.dropped));
   }
-  return TextTable({"WORKER", "GROUP", "PUSHES", "MEAN", "P95", "MAX", "EXCESS", "LAG", "SEEN"},
-                   rows, style);
+  return TextTable(columns, rows, style);
 }
 
 std::string GroupRows(const JobView& job, const Style& style) {

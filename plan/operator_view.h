@@ -58,12 +58,13 @@ struct WorkerStalenessView {
   GroupId group;
   StalenessCounts tau;
   double mean = 0, p50 = 0, p95 = 0, excess_mean = 0;
-  uint64_t step_lag = 0;      // exchanges behind the fastest group
-  uint32_t last_seen_ms = 0;  // since its last applied push
-  Samples drawn;              // scheduler's count
-  Samples applied;            // owners' count
-  Samples discarded;          // owners' count
-  Samples returned;           // scheduler's count of what came back
+  uint64_t step_lag = 0;              // exchanges behind the fastest group
+  uint32_t last_seen_ms = 0;          // since its last applied push
+  Samples drawn;                      // scheduler's count
+  Samples applied;                    // owners' count
+  Samples discarded;                  // owners' count
+  Samples returned;                   // scheduler's count of what came back
+  uint64_t carried = 0, dropped = 0;  // pushes that came late under a quorum
   Samples drawn_by_worker, applied_by_worker, discarded_by_worker, returned_by_worker;
 
   bool operator==(const WorkerStalenessView&) const = default;

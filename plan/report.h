@@ -43,8 +43,10 @@ struct WorkerStaleness {
   GroupId group;
   StalenessCounts tau;
   double excess_sum = 0;
-  Samples applied;    // samples in applied pushes: the owners' count
-  Samples discarded;  // samples refused or dropped by the owner
+  Samples applied;       // samples in applied pushes: the owners' count
+  Samples discarded;     // samples refused or dropped by the owner
+  uint64_t carried = 0;  // pushes applied in a later round than that of their step
+  uint64_t dropped = 0;  // pushes discarded because their round went on without them
   Step last_step;
   Ticks last_applied;
   bool operator==(const WorkerStaleness&) const = default;

@@ -17,7 +17,8 @@ void Fields(A& a, Is<GroupStaleness> auto& v) {
 }
 template <typename A>
 void Fields(A& a, Is<WorkerStaleness> auto& v) {
-  a(v.worker, v.group, v.tau, v.excess_sum, v.applied, v.discarded, v.last_step, v.last_applied);
+  a(v.worker, v.group, v.tau, v.excess_sum, v.applied, v.discarded, v.carried, v.dropped,
+    v.last_step, v.last_applied);
 }
 
 }  // namespace paceline

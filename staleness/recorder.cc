@@ -50,6 +50,7 @@ void StalenessRecorder::Applied(const Application& application,
     Count(worker.tau, *tau);
     worker.excess_sum += excess;
     worker.applied += contribution.samples;
+    if (contribution.carried) ++worker.carried;
     worker.last_step = application.step;
     worker.last_applied = application.now;
   }
@@ -57,6 +58,11 @@ void StalenessRecorder::Applied(const Application& application,
 
 void StalenessRecorder::Discarded(GroupId group, NodeId worker, Samples samples) {
   Worker(group, worker).discarded += samples;
+}
+
+void StalenessRecorder::Dropped(GroupId group, NodeId worker, Samples samples) {
+  Discarded(group, worker, samples);
+  if (samples.value() > 0) ++Worker(group, worker).dropped;
 }
 
 WorkerStaleness& StalenessRecorder::Worker(GroupId group, NodeId worker) {

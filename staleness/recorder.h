@@ -25,7 +25,8 @@ class StalenessRecorder {
  public:
   struct Contribution {
     NodeId worker;
-    Samples samples;  // 0: took part without samples; not counted for the worker
+    Samples samples;       // 0: took part without samples; not counted for the worker
+    bool carried = false;  // from an earlier step, which went on without it
   };
 
   // One applied push. `before` and `base` are of one lineage and base.count <= before.count;
@@ -42,6 +43,8 @@ class StalenessRecorder {
 
   // Samples of `worker` that the owner refused or dropped.
   void Discarded(GroupId group, NodeId worker, Samples samples);
+  // The same, of a push that was late and is not carried.
+  void Dropped(GroupId group, NodeId worker, Samples samples);
 
   // Goes on where another owner's recorder stopped.
   void TakeOver(uint64_t updates, const std::vector<GroupStaleness>& groups,

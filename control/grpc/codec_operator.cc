@@ -94,6 +94,8 @@ void ToProto(const WorkerStalenessView& in, v1::WorkerStalenessView* out) {
   out->set_applied_by_worker(in.applied_by_worker.value());
   out->set_discarded_by_worker(in.discarded_by_worker.value());
   out->set_returned_by_worker(in.returned_by_worker.value());
+  out->set_carried(in.carried);
+  out->set_dropped(in.dropped);
 }
 
 absl::Status FromProto(const v1::WorkerStalenessView& in, WorkerStalenessView* out) {
@@ -114,6 +116,8 @@ absl::Status FromProto(const v1::WorkerStalenessView& in, WorkerStalenessView* o
   out->applied_by_worker = Samples(in.applied_by_worker());
   out->discarded_by_worker = Samples(in.discarded_by_worker());
   out->returned_by_worker = Samples(in.returned_by_worker());
+  out->carried = in.carried();
+  out->dropped = in.dropped();
   return absl::OkStatus();
 }
 

@@ -58,6 +58,8 @@ void ToProto(const WorkerStaleness& in, v1::WorkerStaleness* out) {
   out->set_excess_sum(in.excess_sum);
   out->set_applied(in.applied.value());
   out->set_discarded(in.discarded.value());
+  out->set_carried(in.carried);
+  out->set_dropped(in.dropped);
   out->set_last_step(in.last_step.value());
   out->set_last_applied_ns(in.last_applied.value());
 }
@@ -70,6 +72,8 @@ absl::Status FromProto(const v1::WorkerStaleness& in, WorkerStaleness* out) {
   out->excess_sum = in.excess_sum();
   out->applied = Samples(in.applied());
   out->discarded = Samples(in.discarded());
+  out->carried = in.carried();
+  out->dropped = in.dropped();
   out->last_step = Step(in.last_step());
   out->last_applied = Ticks(in.last_applied_ns());
   return absl::OkStatus();

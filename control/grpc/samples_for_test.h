@@ -35,6 +35,7 @@ inline JobSpec Job() {
   spec.seed = 0xFEDCBA9876543210u;
   spec.failure_timeout_ms = 2500;
   spec.quorum = 3;
+  spec.late = Late::kDrop;
   spec.max_step_lag = 5;
   spec.gate = true;
   spec.max_staleness = 99;
@@ -94,7 +95,8 @@ inline GroupStaleness GroupTau() {
 }
 
 inline WorkerStaleness WorkerTau() {
-  return {NodeId(12), GroupId(1), Tau(), 1.25, Samples(640), Samples(64), Step(54), Ticks(-5)};
+  return {NodeId(12),  GroupId(1), Tau(), 1.25,     Samples(640),
+          Samples(64), 3,          4,     Step(54), Ticks(-5)};
 }
 
 inline ServerReport Server() {

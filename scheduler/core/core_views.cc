@@ -115,6 +115,8 @@ void Core::Impl::AddWorkers(const JobRecord& job, JobView& view) const {
         excess += w.excess_sum;
         worker.applied += w.applied;
         worker.discarded += w.discarded;
+        worker.carried += w.carried;
+        worker.dropped += w.dropped;
         last_step = std::max(last_step, w.last_step.value());
       }
     }
