@@ -8,12 +8,18 @@
 namespace paceline {
 
 void Accumulator::Take(size_t position, SharedFloats contribution) {
-  if (!rank_order_) {
+  if (!keeps_apart_) {
     AddTo(std::move(contribution));
     return;
   }
   PACELINE_CHECK(position < apart_.size() && !apart_[position]);
   apart_[position] = std::move(contribution);
+}
+
+void Accumulator::Drop(size_t position) {
+  PACELINE_CHECK(position < apart_.size());
+  if (apart_[position]) pool_->Give(std::move(apart_[position]));
+  apart_[position] = {};
 }
 
 SharedFloats Accumulator::Sum() {

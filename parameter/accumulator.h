@@ -2,8 +2,9 @@
 //
 // The sum begins as a copy of its first contribution and adds the others element-wise in fp32:
 // ((g0 + g1) + g2) + ... In order of arrival they are summed as they come, with one array for all.
-// In rank order (deterministic) they are kept apart until the round is whole, so the bits do not
-// depend on who was first. Members without samples are left out of both.
+// Kept apart until the round is whole they are summed in rank order, so that the bits do not depend
+// on who was first (deterministic), and each can be taken back (under a quorum). Members without
+// samples are left out of both.
 // Thread rule: one thread.
 #pragma once
 
@@ -17,11 +18,14 @@ namespace paceline {
 class Accumulator {
  public:
   // For the contributions of `members`, by position in rank order.
-  Accumulator(size_t members, bool rank_order, FloatPool* pool)
-      : rank_order_(rank_order), pool_(pool), apart_(rank_order ? members : 0) {}
+  Accumulator(size_t members, bool apart, FloatPool* pool)
+      : keeps_apart_(apart), pool_(pool), apart_(apart ? members : 0) {}
 
   // Each position at most once.
   void Take(size_t position, SharedFloats contribution);
+
+  // Takes a contribution back, where there is one; checked: they are kept apart.
+  void Drop(size_t position);
 
   // The sum, unique; an empty handle when there were no contributions. Ends the accumulator.
   SharedFloats Sum();
@@ -31,7 +35,7 @@ class Accumulator {
  private:
   void AddTo(SharedFloats contribution);
 
-  const bool rank_order_;
+  const bool keeps_apart_;
   FloatPool* const pool_;
   std::vector<SharedFloats> apart_;
   SharedFloats sum_;

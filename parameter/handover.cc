@@ -5,6 +5,7 @@
 
 #include "common/base/encoding.h"
 #include "common/base/status.h"
+#include "parameter/verdict_fields.h"
 #include "plan/report_fields.h"
 
 namespace paceline {
@@ -12,7 +13,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "arrays are copied as they lie");
 
-constexpr uint32_t kLayout = 1;
+constexpr uint32_t kLayout = 2;
 
 // In place of an array: its index in the list of arrays that follows; 0 is none.
 struct Encoded {
@@ -54,6 +55,7 @@ struct Encoded {
   std::vector<GroupStaleness> group_staleness;
   std::vector<WorkerStaleness> worker_staleness;
   std::vector<CoveredStep> covered;
+  std::vector<GroupVerdicts> verdicts;
 };
 
 }  // namespace
@@ -69,6 +71,10 @@ void Fields(A& a, Is<OperationId> auto& v) {
 template <typename A>
 void Fields(A& a, Is<CoveredStep> auto& v) {
   a(v.group, v.node, v.incarnation, v.through);
+}
+template <typename A>
+void Fields(A& a, Is<GroupVerdicts> auto& v) {
+  a(v.group, v.decided_through, v.kept);
 }
 
 namespace {
@@ -92,7 +98,8 @@ void Fields(A& a, Is<Encoded::Named> auto& v) {
 template <typename A>
 void Fields(A& a, Is<Encoded> auto& v) {
   a(v.layout, v.elements, v.array_count, v.version, v.updates, v.samples, v.arrays, v.applied_steps,
-    v.pulled, v.members, v.recorded_updates, v.group_staleness, v.worker_staleness, v.covered);
+    v.pulled, v.members, v.recorded_updates, v.group_staleness, v.worker_staleness, v.covered,
+    v.verdicts);
 }
 
 class ArrayTable {
@@ -193,6 +200,7 @@ std::vector<std::byte> Encode(const Handover& handover) {
   out.group_staleness = handover.group_staleness;
   out.worker_staleness = handover.worker_staleness;
   out.covered = handover.covered;
+  out.verdicts = handover.verdicts;
   out.array_count = static_cast<uint32_t>(arrays.arrays().size());
   Writer writer;
   writer(out);
@@ -219,7 +227,7 @@ absl::StatusOr<Handover> DecodeHandover(std::span<const std::byte> bytes, uint64
   Reader reader({reinterpret_cast<const char*>(bytes.data()) + 8, head_size});
   reader(in);
   if (!reader.AtEnd()) return Bad("its fields are damaged");
-  if (in.layout != kLayout) return Bad(absl::StrCat("layout ", in.layout, ", must be 1"));
+  if (in.layout != kLayout) return Bad(absl::StrCat("layout ", in.layout, ", must be ", kLayout));
   if (in.elements != elements) {
     return Bad(absl::StrCat("it has ", in.elements, " elements, must be ", elements));
   }
@@ -238,6 +246,7 @@ absl::StatusOr<Handover> DecodeHandover(std::span<const std::byte> bytes, uint64
   out.group_staleness = std::move(in.group_staleness);
   out.worker_staleness = std::move(in.worker_staleness);
   out.covered = std::move(in.covered);
+  out.verdicts = std::move(in.verdicts);
   return out;
 }
 

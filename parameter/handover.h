@@ -21,6 +21,7 @@
 #include "parameter/operation.h"
 #include "parameter/round.h"
 #include "parameter/shared_floats.h"
+#include "parameter/verdicts.h"
 #include "staleness/recorder.h"
 
 namespace paceline {
@@ -58,6 +59,7 @@ struct Handover {
   std::vector<WorkerStaleness> worker_staleness;
   // Of the thread that held the chunk, not of the chunk: what the new owner may have missed.
   std::vector<CoveredStep> covered;
+  std::vector<GroupVerdicts> verdicts;  // of the lead chunk
 };
 
 // The bytes of MoveShard (docs/wire_format.md). Arrays that several fields share are in them once.

@@ -30,6 +30,10 @@ void JobShards::OnOperation(const Operation& operation, const Piece& piece,
   if (operation.kind == OperationKind::kMoveShard) {
     return OnMoveShard(operation, piece, now, replies);
   }
+  if (operation.kind == OperationKind::kVerdict) {
+    OnVerdictAsked(operation, piece, replies);
+    return PursueVerdicts(now, replies);
+  }
   if (groups_.IsFenced(operation.sender, operation.incarnation)) {
     return Refuse(operation, piece, OperationStatus::kFenced, replies);
   }
@@ -90,6 +94,7 @@ void JobShards::OnContribution(ParameterShard& shard, const Operation& operation
       break;
   }
   shard.Contribute(operation, piece, *admitted.generation, admitted.position, now, replies);
+  PursueVerdicts(now, replies);
   if (cut_ && cut_->done && TryCopy(shard.key(), now, replies)) FinishCut();
 }
 
@@ -120,6 +125,8 @@ void JobShards::OnBoundary(const Operation& operation,
     if (shard.open_rounds() > 0) shard.OnCovered(operation.group, now, replies);
     if (shard.holds_taken_over()) shard.ForgetTakenOver(operation.group);
   }
+  verdicts_.Prune(operation.group);
+  PursueVerdicts(now, replies);
   AnswerBoundary(operation, *answer, OperationStatus::kOk, replies);
   AdvanceCut(now, replies);
 }
@@ -136,7 +143,10 @@ void JobShards::AnswerBoundary(const Operation& operation, BoundaryAnswer& answe
 
 void JobShards::Refuse(const Operation& operation, const Piece& piece, OperationStatus status,
                        Replies* replies) {
-  if (!IsLast(operation, piece)) return;
+  if (IsLast(operation, piece)) Answer(operation, status, replies);
+}
+
+void JobShards::Answer(const Operation& operation, OperationStatus status, Replies* replies) {
   Reply reply;
   reply.to = operation;
   reply.status = status;
@@ -184,7 +194,10 @@ void JobShards::ApplyPlan(std::shared_ptr<const PreparedPlan> plan, Ticks now, R
     for (auto& [key, shard] : shards_) shard.Forget(dead);
   }
   UpdateShards(now, replies);
+  FollowLead(replies);
+  verdicts_.OnGroupsChanged();
   ReplayParked(now, replies);
+  PursueVerdicts(now, replies);
 }
 
 void JobShards::UpdateShards(Ticks now, Replies* replies) {
@@ -235,7 +248,10 @@ void JobShards::AddOwned(const TensorPlan& tensor, uint32_t chunk, uint64_t elem
     return;
   } else {
     arriving_.erase(key);  // what was on its way is of the past
-    it = shards_.try_emplace(key, key, elements, &groups_, pool_, SettingsOf(tensor, chunk)).first;
+    it =
+        shards_
+            .try_emplace(key, key, elements, &groups_, &verdicts_, pool_, SettingsOf(tensor, chunk))
+            .first;
   }
   if (restores && it->second.restored_lineage() != plan.lineage) {
     CutAbort(absl::AbortedError("the job returns to a checkpoint; try again"), now, replies);
@@ -253,7 +269,9 @@ void JobShards::VoidOutdated(Replies* replies) {
 void JobShards::Commit(const CommitDirective& directive, Ticks now, Replies* replies) {
   groups_.Commit(directive.groups);
   VoidOutdated(replies);
+  verdicts_.OnGroupsChanged();
   ReplayParked(now, replies);
+  PursueVerdicts(now, replies);
 }
 
 void JobShards::Fence(const FenceDirective& directive, Ticks now, Replies* replies) {
@@ -262,7 +280,10 @@ void JobShards::Fence(const FenceDirective& directive, Ticks now, Replies* repli
   groups_.Fence(directive.dead, directive.groups);
   VoidOutdated(replies);
   for (auto& [key, shard] : shards_) shard.Forget(directive.dead);
+  for (const GroupPlan& group : directive.groups) verdicts_.Prune(group.id);
+  verdicts_.OnGroupsChanged();
   ReplayParked(now, replies);
+  PursueVerdicts(now, replies);
 }
 
 void JobShards::Seal(const std::vector<TensorId>& tensors, Ticks now, Replies* replies) {
@@ -274,6 +295,9 @@ void JobShards::Seal(const std::vector<TensorId>& tensors, Ticks now, Replies* r
 
 void JobShards::End(Replies* replies) {
   for (auto& [key, shard] : shards_) shard.Abandon(OperationStatus::kJobEnded, replies);
+  for (const Operation& asked : verdicts_.TakeWaiting()) {
+    Answer(asked, OperationStatus::kJobEnded, replies);
+  }
   for (const Parked& frame : parked_) {
     if (frame.boundary != nullptr) {
       AnswerBoundary(frame.operation, *frame.boundary, OperationStatus::kJobEnded, replies);
@@ -321,6 +345,8 @@ void JobShards::CutAt(const std::map<GroupId, Step>& steps, CutDone done, Ticks 
     shard.Hold(steps);
     for (const auto& [group, step] : steps) shard.OnCovered(group, now, replies);
   }
+  AskForCut();
+  PursueVerdicts(now, replies);
   AdvanceCut(now, replies);
 }
 

@@ -21,6 +21,7 @@
 #include "parameter/chunk_snapshot.h"
 #include "parameter/group_table.h"
 #include "parameter/parameter_shard.h"
+#include "parameter/verdicts.h"
 #include "plan/messages.h"
 #include "plan/plan.h"
 #include "plan/report.h"
@@ -50,10 +51,21 @@ struct OutgoingChunk {
   Handover state;
 };
 
+// A question about a push to the thread that holds the lead chunk.
+struct OutgoingQuestion {
+  JobId job;
+  JobGeneration generation;  // of the plan that names the lead
+  ChunkKey lead;
+  ServerInfo to;
+  PushKey push;
+  std::shared_ptr<const std::vector<std::byte>> bytes;  // Encode(VerdictQuestion)
+};
+
 class JobShards {
  public:
   using Replies = ParameterShard::Replies;
   using HandOver = std::function<void(OutgoingChunk)>;
+  using Question = std::function<void(OutgoingQuestion)>;
   using CutDone = std::function<void(absl::StatusOr<std::vector<ChunkSnapshot>>)>;
 
   // Of the chunks that `self` owns, those of thread `index` out of `threads`.
@@ -79,6 +91,12 @@ class JobShards {
   // `arrived` is called, once, when no chunk of the newest plan is waited for: maybe at once. A
   // later plan's takes its place.
   void WhenAllArrived(std::function<void()> arrived);
+  // Who asks the lead owner. Each question is repeated until it is answered, another about the same
+  // push takes its place, or the lead says that it is not the lead (a plan with another one is on
+  // its way then).
+  void OnQuestion(Question question) { question_ = std::move(question); }
+  // The lead owner's answer; one that cannot be read is as none.
+  void OnVerdict(std::span<const std::byte> answer, Ticks now, Replies* replies);
   void Commit(const CommitDirective& directive, Ticks now, Replies* replies);
   void Fence(const FenceDirective& directive, Ticks now, Replies* replies);
   void Seal(const std::vector<TensorId>& tensors, Ticks now, Replies* replies);
@@ -100,6 +118,7 @@ class JobShards {
   void Restore(uint32_t lineage, std::vector<RestoredChunk> chunks, Ticks now, Replies* replies);
 
   const Plan* plan() const { return plan_ == nullptr ? nullptr : &plan_->plan; }
+  const Verdicts& verdicts() const { return verdicts_; }
   // What a refusal tells the sender to catch up to.
   GroupGeneration GenerationFor(GroupId group, Step step) const;
   void CountRefusal(OperationStatus status) { ++refused_[static_cast<size_t>(status)]; }
@@ -138,6 +157,7 @@ class JobShards {
             std::shared_ptr<BoundaryAnswer> boundary, Replies* replies);
   void Refuse(const Operation& operation, const Piece& piece, OperationStatus status,
               Replies* replies);
+  static void Answer(const Operation& operation, OperationStatus status, Replies* replies);
   void ReplayParked(Ticks now, Replies* replies);
   void UpdateShards(Ticks now, Replies* replies);
   ShardSettings SettingsOf(const TensorPlan& tensor, uint32_t chunk) const;
@@ -147,6 +167,12 @@ class JobShards {
   void GiveAway(ChunkKey key, ParameterShard& shard, Replies* replies);
   void OnMoveShard(const Operation& operation, const Piece& piece, Ticks now, Replies* replies);
   absl::Status Install(ChunkKey key, std::span<const std::byte> bytes);
+  ChunkKey LeadChunk() const { return {plan_->plan.lead_tensor, ChunkIndex(0)}; }
+  void FollowLead(Replies* replies);
+  void OnVerdictAsked(const Operation& operation, const Piece& piece, Replies* replies);
+  // Rounds that wait for what has been decided or learned, answers, questions.
+  void PursueVerdicts(Ticks now, Replies* replies);
+  void AskForCut();
   void VoidOutdated(Replies* replies);
   void AdvanceCut(Ticks now, Replies* replies);
   bool TryCopy(ChunkKey key, Ticks now, Replies* replies);
@@ -160,6 +186,9 @@ class JobShards {
 
   std::shared_ptr<const PreparedPlan> plan_;
   GroupTable groups_;
+  Verdicts verdicts_{&groups_};
+  NodeId lead_owner_;
+  Question question_;
   std::map<ChunkKey, ParameterShard> shards_;
   std::map<ChunkKey, Arrival> arriving_;
   HandOver hand_over_;

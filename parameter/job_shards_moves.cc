@@ -23,7 +23,9 @@ void JobShards::GiveAway(ChunkKey key, ParameterShard& shard, Replies* replies) 
   if (move == nullptr || to == plan.servers.end() || !hand_over_) {
     return shard.Abandon(OperationStatus::kNotOwner, replies);
   }
-  hand_over_({plan.job, plan.generation, key, *to, shard.HandOver(replies)});
+  OutgoingChunk out{plan.job, plan.generation, key, *to, shard.HandOver(replies)};
+  if (key == LeadChunk()) out.state.verdicts = verdicts_.HandOver();
+  hand_over_(std::move(out));
 }
 
 void JobShards::WhenAllArrived(std::function<void()> arrived) {
@@ -69,7 +71,9 @@ void JobShards::OnMoveShard(const Operation& operation, const Piece& piece, Tick
   }
   arriving_.erase(it);
   Refuse(operation, piece, OperationStatus::kOk, replies);
+  FollowLead(replies);
   ReplayParked(now, replies);
+  PursueVerdicts(now, replies);
   if (arriving_.empty() && arrived_) std::exchange(arrived_, nullptr)();
 }
 
@@ -78,11 +82,12 @@ absl::Status JobShards::Install(ChunkKey key, std::span<const std::byte> bytes) 
   absl::StatusOr<Handover> handover = DecodeHandover(bytes, elements);
   if (!handover.ok()) return handover.status();
   groups_.Learn(handover->covered);
+  verdicts_.TakeOver(handover->verdicts);
   const TensorPlan& tensor = *FindTensor(plan_->plan, key.tensor);
-  const auto it =
-      shards_
-          .try_emplace(key, key, elements, &groups_, pool_, SettingsOf(tensor, key.chunk.value()))
-          .first;
+  const auto it = shards_
+                      .try_emplace(key, key, elements, &groups_, &verdicts_, pool_,
+                                   SettingsOf(tensor, key.chunk.value()))
+                      .first;
   const absl::Status taken = it->second.TakeOver(*std::move(handover));
   if (!taken.ok()) shards_.erase(it);
   return taken;

@@ -25,6 +25,7 @@ enum class OperationKind : uint8_t {
   kReadState,
   kWriteState,
   kMoveShard,  // from another owner; `step` is where this part begins, `samples` the bytes in all
+  kVerdict,    // from another owner, about the push (group, step)
 };
 
 enum class OperationStatus : uint8_t {
@@ -41,8 +42,9 @@ enum class OperationStatus : uint8_t {
   kDiscarded,
   kQuota,
   kJobEnded,
+  kLate,  // its push went on without it: to be sent again for `open_step` of the reply
 };
-inline constexpr size_t kOperationStatuses = 13;
+inline constexpr size_t kOperationStatuses = 14;
 
 // The header of an operation; the same in each of its pieces.
 struct Operation {
@@ -85,7 +87,8 @@ struct Reply {
   Version version;
   Samples samples;
   SharedFloats values;  // weights or sum; empty when the operation carries none back
-  std::shared_ptr<const std::vector<std::byte>> state;  // ReadState
+  std::shared_ptr<const std::vector<std::byte>> state;  // ReadState, Verdict
+  Step open_step;  // of what came late: the first step its sender may be in; else 0
 };
 
 }  // namespace paceline

@@ -22,8 +22,13 @@ std::vector<float> ToVector(const SharedFloats& array) {
 }  // namespace
 
 ParameterShard::ParameterShard(ChunkKey key, uint64_t elements, const GroupTable* groups,
-                               FloatPool* pool, ShardSettings settings)
-    : key_(key), elements_(elements), groups_(groups), pool_(pool), weights_(Zeros(elements)) {
+                               Verdicts* verdicts, FloatPool* pool, ShardSettings settings)
+    : key_(key),
+      elements_(elements),
+      groups_(groups),
+      verdicts_(verdicts),
+      pool_(pool),
+      weights_(Zeros(elements)) {
   Configure(std::move(settings));
 }
 
@@ -207,7 +212,8 @@ bool ParameterShard::IsAtHold() const {
     const GroupTable::Generation* const generation = groups_->InForce(group, through);
     if (generation == nullptr) continue;
     for (const Member& member : generation->plan->members) {
-      if (!groups_->IsCovered(group, member, through)) return false;
+      if (groups_->IsCovered(group, member, through)) continue;
+      if (verdicts_->FateOf({group, through}, RefOf(member)) != Fate::kOut) return false;
     }
   }
   return true;

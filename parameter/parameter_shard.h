@@ -2,6 +2,10 @@
 // pure object stepped by messages: an operation goes in, replies come out. It reads no clock (time
 // is an argument) and starts no thread; servers, workers and the simulator hold the same one.
 //
+// Under a quorum (verdicts.h) a round is whole with those that the lead's verdict on its push
+// names. What others send to it is late: taken into a later round when they send it again for that
+// step (kLate), or discarded.
+//
 // What a round does when it is whole (round.h):
 //   sum = ((g0 + g1) + g2) ... over members with samples
 //   mean: sum / float(samples in it), once        sum: sum x (planned members / members in the sum)
@@ -38,6 +42,7 @@
 #include "parameter/round.h"
 #include "parameter/shared_floats.h"
 #include "parameter/state_codec.h"
+#include "parameter/verdicts.h"
 #include "plan/job_spec.h"
 #include "staleness/policy.h"
 #include "staleness/recorder.h"
@@ -58,9 +63,9 @@ class ParameterShard {
  public:
   using Replies = std::vector<Reply>;
 
-  // `groups` and `pool` outlive the shard. Weights are 0 until Init.
-  ParameterShard(ChunkKey key, uint64_t elements, const GroupTable* groups, FloatPool* pool,
-                 ShardSettings settings);
+  // `groups`, `verdicts` and `pool` outlive the shard. Weights are 0 until Init.
+  ParameterShard(ChunkKey key, uint64_t elements, const GroupTable* groups, Verdicts* verdicts,
+                 FloatPool* pool, ShardSettings settings);
 
   // Optimizer slots that the new settings share by name with the old ones stay as they are.
   void Configure(ShardSettings settings);
@@ -157,8 +162,14 @@ class ParameterShard {
   void FinishPart(Round& round, size_t position, OpenOperation& open);
   void Settle(GroupId group, Ticks now, Replies* replies);
   bool IsHeld(const RoundKey& key) const;
-  void Decided(const RoundKey& key, Round& round, Ticks now, Replies* replies);
-  void Apply(const RoundKey& key, Round& round, Ticks now);
+  // What the verdict on the push leaves out has left its round; false: there is none yet.
+  bool TakeVerdict(const RoundKey& key, Round& round, Replies* replies);
+  void TellLate(const Operation& operation, Replies* replies);
+  // `late`: for lateness; the first step its sender may be in.
+  void Discard(const Operation& operation, std::optional<Step> late, Replies* replies);
+  void Decided(const RoundKey& key, Round& round, const Verdict* verdict, Ticks now,
+               Replies* replies);
+  void Apply(const RoundKey& key, Round& round, const Verdict* verdict, Ticks now);
   void CountRefused(GroupId group, const Round& round);
   void Record(const RoundKey& key, const Round& round, Version base, Ticks now);
   void Answer(const RoundKey& key, Round& round, const SharedFloats& values, Samples samples,
@@ -176,6 +187,7 @@ class ParameterShard {
   const ChunkKey key_;
   const uint64_t elements_;
   const GroupTable* const groups_;
+  Verdicts* const verdicts_;
   FloatPool* const pool_;
   ShardSettings settings_;
 

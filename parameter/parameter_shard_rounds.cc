@@ -1,4 +1,5 @@
 // The rounds of a ParameterShard: contributions in, sums applied, replies out.
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <optional>
@@ -19,6 +20,8 @@ RoundKind KindOf(OperationKind kind) {
 OperationId IdOf(const Operation& operation) {
   return {operation.origin_step, operation.ordinal, KindOf(operation.kind)};
 }
+
+NodeRef SenderOf(const Operation& operation) { return {operation.sender, operation.incarnation}; }
 
 RoundKey KeyOf(const Operation& operation) {
   return {operation.group, operation.step, operation.ordinal};
@@ -73,6 +76,8 @@ void ParameterShard::Contribute(const Operation& operation, const Piece& piece,
     if (open->operation.sequence == Sequence(0)) open->operation = operation;
     // `position` is that of the sender at this step; in another round it may be another member's.
     if (KeyOf(open->operation) != KeyOf(operation)) {
+      // An attempt at a step that went on without it, come after the one at a later step.
+      if (operation.sequence < open->operation.sequence) return;
       return Refuse(operation, piece, OperationStatus::kBadRequest, replies);
     }
     if (open->contribution) {
@@ -94,18 +99,21 @@ void ParameterShard::Contribute(const Operation& operation, const Piece& piece,
                                 operation.step)) {
     status = OperationStatus::kDiscarded;  // after its own Boundary
   }
-  // What was pushed on weights that a checkpoint has replaced is counted by the scheduler.
-  const bool rolled_back = operation.base.lineage < restored_lineage_;
-  if (status == OperationStatus::kDiscarded && settings_.lead && !rolled_back &&
-      IsLast(operation, piece)) {
-    recorder_.Discarded(operation.group, operation.sender, operation.samples);
+  if (status == OperationStatus::kDiscarded) {
+    if (IsLast(operation, piece)) Discard(operation, std::nullopt, replies);
+    return;
   }
   if (status != OperationStatus::kOk) return Refuse(operation, piece, status, replies);
+  if (verdicts_->FateOf({operation.group, operation.step}, SenderOf(operation)) == Fate::kOut) {
+    if (IsLast(operation, piece)) TellLate(operation, replies);
+    return;
+  }
   OpenOperation* const open = member.Open(id, operation);
   if (open == nullptr) return Refuse(operation, piece, OperationStatus::kQuota, replies);
-  Round& round =
-      rounds_.try_emplace(KeyOf(operation), id.kind, generation, settings_.deterministic, pool_)
-          .first->second;
+  Round& round = rounds_
+                     .try_emplace(KeyOf(operation), id.kind, generation,
+                                  settings_.deterministic || verdicts_->in_use(), pool_)
+                     .first->second;
   round.Begin(position, id);
   // Without samples there is nothing to keep; whether bytes were sent along does not matter.
   open->contribution.emplace(operation.samples.value() == 0 ? 0 : elements_, operation.dtype,
@@ -164,17 +172,94 @@ void ParameterShard::OnCovered(GroupId group, Ticks now, Replies* replies) {
 void ParameterShard::Settle(GroupId group, Ticks now, Replies* replies) {
   auto it = rounds_.lower_bound({group, Step(0), Ordinal(0)});
   while (it != rounds_.end() && it->first.group == group) {
-    if (!it->second.IsWhole(*groups_, group, it->first.step) ||
-        (it->second.kind() == RoundKind::kApply && IsHeld(it->first))) {
+    const auto& [key, round] = *it;
+    if (!TakeVerdict(key, it->second, replies)) {
       ++it;
       continue;
     }
-    Decided(it->first, it->second, now, replies);
+    if (round.empty()) {
+      it = rounds_.erase(it);
+      continue;
+    }
+    const Verdict* const verdict =
+        verdicts_->in_use() ? verdicts_->Find({group, key.step}) : nullptr;
+    if (!round.IsWhole(*groups_, group, key.step, verdict) ||
+        (round.kind() == RoundKind::kApply && IsHeld(key))) {
+      ++it;
+      continue;
+    }
+    Decided(key, it->second, verdict, now, replies);
     it = rounds_.erase(it);
   }
 }
 
-void ParameterShard::Decided(const RoundKey& key, Round& round, Ticks now, Replies* replies) {
+bool ParameterShard::TakeVerdict(const RoundKey& key, Round& round, Replies* replies) {
+  if (!verdicts_->in_use()) return true;
+  const PushKey push{key.group, key.step};
+  if (verdicts_->Find(push) == nullptr && !verdicts_->IsOver(push)) {
+    const std::vector<NodeRef> done = round.Done(*groups_, key.group, key.step);
+    if (done.size() >= verdicts_->Needed(round.group())) {
+      verdicts_->Offer(push, done, round.samples());
+    }
+  }
+  const Verdict* const verdict = verdicts_->Find(push);
+  if (verdict == nullptr && !verdicts_->IsOver(push)) return false;
+  const std::vector<Round::Contributor>& contributors = round.contributors();
+  for (size_t i = 0; i < contributors.size(); ++i) {
+    const NodeRef member = RefOf(round.group().members[i]);
+    if (contributors[i].part == Round::Part::kAbsent) continue;
+    if (verdict != nullptr && verdict->Has(member)) continue;
+    const OperationId id = contributors[i].operation;
+    round.Leave(i);
+    const auto operations = members_.find({key.group, member.node});
+    if (operations == members_.end()) continue;
+    const OpenOperation* const open = operations->second.Find(id);
+    if (open == nullptr) continue;
+    // One that is still coming is told at its last piece.
+    const bool whole = !open->contribution;
+    const Operation operation = open->operation;
+    operations->second.Erase(id);
+    if (whole) TellLate(operation, replies);
+  }
+  return true;
+}
+
+void ParameterShard::TellLate(const Operation& operation, Replies* replies) {
+  const NodeRef sender = SenderOf(operation);
+  const Step open = verdicts_->NextFor({operation.group, operation.step}, sender);
+  const GroupTable::Generation* const then = groups_->InForce(operation.group, open);
+  const bool goes_on =
+      then != nullptr && std::any_of(then->plan->members.begin(), then->plan->members.end(),
+                                     [&](const Member& m) { return RefOf(m) == sender; });
+  const bool drop = verdicts_->drops_late() && KindOf(operation.kind) == RoundKind::kApply;
+  if (drop || !goes_on) return Discard(operation, open, replies);
+  Reply reply = MakeReply(operation, OperationStatus::kLate);
+  reply.open_step = open;
+  replies->push_back(std::move(reply));
+}
+
+// Its answer is kept: asked for again, it is counted once.
+void ParameterShard::Discard(const Operation& operation, std::optional<Step> late,
+                             Replies* replies) {
+  OpenOperation* const kept = OperationsOf(operation).Open(IdOf(operation), operation);
+  if (kept == nullptr) return replies->push_back(MakeReply(operation, OperationStatus::kQuota));
+  Reply reply = MakeReply(operation, OperationStatus::kDiscarded);
+  reply.open_step = late.value_or(Step(0));
+  kept->reply = reply;
+  // What was pushed on weights that a checkpoint has replaced is counted by the scheduler.
+  const bool rolled_back = operation.base.lineage < restored_lineage_;
+  if (settings_.lead && KindOf(operation.kind) == RoundKind::kApply && !rolled_back) {
+    if (late) {
+      recorder_.Dropped(operation.group, operation.sender, operation.samples);
+    } else {
+      recorder_.Discarded(operation.group, operation.sender, operation.samples);
+    }
+  }
+  replies->push_back(std::move(reply));
+}
+
+void ParameterShard::Decided(const RoundKey& key, Round& round, const Verdict* verdict, Ticks now,
+                             Replies* replies) {
   const Samples samples = round.samples();
   if (round.kind() == RoundKind::kReduce) {
     SharedFloats sum = round.Sum();
@@ -184,7 +269,7 @@ void ParameterShard::Decided(const RoundKey& key, Round& round, Ticks now, Repli
     }
     return Answer(key, round, sum, samples, replies);
   }
-  if (samples.value() > 0) Apply(key, round, now);
+  if (samples.value() > 0) Apply(key, round, verdict, now);
   CountRefused(key.group, round);
   Step& applied = applied_steps_[key.group];
   applied = std::max(applied, key.step);
@@ -192,18 +277,20 @@ void ParameterShard::Decided(const RoundKey& key, Round& round, Ticks now, Repli
   Answer(key, round, weights_, samples, replies);
 }
 
-void ParameterShard::Apply(const RoundKey& key, Round& round, Ticks now) {
+void ParameterShard::Apply(const RoundKey& key, Round& round, const Verdict* verdict, Ticks now) {
   const Version base = *round.base();
-  const uint64_t tau = *Staleness(version_, base);
   const Samples samples = round.samples();
-  const Verdict verdict = Decide(*settings_.policy, {.tau = tau, .groups = groups_->live_groups()},
-                                 round.members_in_sum(), samples);
+  const uint32_t members = round.members_in_sum(verdict);
+  // With policy none every owner comes to the same weight by itself.
+  const PushFacts facts{.tau = *Staleness(version_, base), .groups = groups_->live_groups()};
+  const double weight =
+      verdict != nullptr ? verdict->weight : settings_.policy->Weigh(facts).weight;
   SharedFloats sum = round.Sum();
   if (settings_.normalization == Normalization::kMean) {
     kernels::Divide(sum.writable(), static_cast<float>(samples.value()));
-  } else if (round.planned_members() != verdict.members) {
-    kernels::Scale(sum.writable(), static_cast<float>(static_cast<double>(round.planned_members()) /
-                                                      verdict.members));
+  } else if (round.planned_members() != members) {
+    kernels::Scale(sum.writable(),
+                   static_cast<float>(static_cast<double>(round.planned_members()) / members));
   }
   float rate = round.learning_rate();
   if (rate == 0) rate = settings_.optimizer->learning_rate();
@@ -213,7 +300,7 @@ void ParameterShard::Apply(const RoundKey& key, Round& round, Ticks now) {
                                                   .weights_pulled = pulled->second.second.values(),
                                                   .learning_rate = rate});
   }
-  rate = static_cast<float>(rate * verdict.weight);
+  rate = static_cast<float>(rate * weight);
   std::array<std::span<float>, kMaxStateArrays> slots;
   for (size_t i = 0; i < slots_.size(); ++i) slots[i] = Writable(slots_[i].second);
   settings_.optimizer->Apply(Writable(weights_), {slots.data(), slots_.size()}, sum.values(), rate,
@@ -240,7 +327,9 @@ void ParameterShard::Record(const RoundKey& key, const Round& round, Version bas
     const std::vector<Round::Contributor>& contributors = round.contributors();
     for (size_t i = 0; i < contributors.size(); ++i) {
       if (contributors[i].part != Round::Part::kSum) continue;
-      contributions.push_back({round.group().members[i].node, contributors[i].samples});
+      contributions.push_back({.worker = round.group().members[i].node,
+                               .samples = contributors[i].samples,
+                               .carried = contributors[i].operation.origin_step < key.step});
     }
   }
   recorder_.Applied({.group = key.group,

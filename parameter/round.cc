@@ -7,23 +7,11 @@
 
 namespace paceline {
 
-Verdict Decide(const StalenessPolicy& policy, const PushFacts& facts, uint32_t members,
-               Samples samples) {
-  const Damping damping = policy.Weigh(facts);
-  return {.members = members,
-          .samples = samples,
-          .weight = damping.weight,
-          .drop = false,
-          .hold = false,
-          .reason = damping.reason};
-}
-
-Round::Round(RoundKind kind, const GroupTable::Generation& generation, bool rank_order,
-             FloatPool* pool)
+Round::Round(RoundKind kind, const GroupTable::Generation& generation, bool apart, FloatPool* pool)
     : kind_(kind),
       group_(generation.plan),
       contributors_(generation.plan->members.size()),
-      accumulator_(generation.plan->members.size(), rank_order, pool) {}
+      accumulator_(generation.plan->members.size(), apart, pool) {}
 
 void Round::Begin(size_t position, const OperationId& operation) {
   PACELINE_CHECK(contributors_[position].part == Part::kAbsent);
@@ -41,13 +29,38 @@ void Round::Finish(size_t position, Part part, const Operation& operation, Share
   if (part == Part::kSum) accumulator_.Take(position, std::move(values));
 }
 
-bool Round::IsWhole(const GroupTable& groups, GroupId group, Step step) const {
+void Round::Leave(size_t position) {
+  accumulator_.Drop(position);
+  contributors_[position] = {};
+}
+
+bool Round::empty() const {
+  return std::all_of(contributors_.begin(), contributors_.end(),
+                     [](const Contributor& c) { return c.part == Part::kAbsent; });
+}
+
+bool Round::IsDone(size_t position, const GroupTable& groups, GroupId group, Step step) const {
+  const Part part = contributors_[position].part;
+  if (part == Part::kAbsent) return groups.IsCovered(group, group_->members[position], step);
+  return part != Part::kPartial;
+}
+
+bool Round::IsWhole(const GroupTable& groups, GroupId group, Step step,
+                    const Verdict* verdict) const {
   for (size_t i = 0; i < contributors_.size(); ++i) {
-    const Part part = contributors_[i].part;
-    if (part == Part::kPartial) return false;
-    if (part == Part::kAbsent && !groups.IsCovered(group, group_->members[i], step)) return false;
+    if (verdict != nullptr && !verdict->Has(RefOf(group_->members[i]))) continue;
+    if (!IsDone(i, groups, group, step)) return false;
   }
   return true;
+}
+
+std::vector<NodeRef> Round::Done(const GroupTable& groups, GroupId group, Step step) const {
+  std::vector<NodeRef> done;
+  for (size_t i = 0; i < contributors_.size(); ++i) {
+    if (IsDone(i, groups, group, step)) done.push_back(RefOf(group_->members[i]));
+  }
+  std::sort(done.begin(), done.end());
+  return done;
 }
 
 Samples Round::samples() const {
@@ -58,10 +71,13 @@ Samples Round::samples() const {
   return total;
 }
 
-uint32_t Round::members_in_sum() const {
-  return static_cast<uint32_t>(
-      std::count_if(contributors_.begin(), contributors_.end(),
-                    [](const Contributor& c) { return c.part != Part::kRefused; }));
+uint32_t Round::members_in_sum(const Verdict* verdict) const {
+  uint32_t members = 0;
+  for (size_t i = 0; i < contributors_.size(); ++i) {
+    const bool planned = verdict == nullptr || verdict->Has(RefOf(group_->members[i]));
+    if (planned && contributors_[i].part != Part::kRefused) ++members;
+  }
+  return members;
 }
 
 std::optional<Version> Round::base() const {

@@ -2,7 +2,8 @@
 // and decided.
 //
 //   open --every member whole, without samples, or covered by its Boundary--> whole
-//   whole --verdict--> applied and answered          (ParameterShard)
+//   open --verdict, and those it names are--> whole; who it leaves out has left the round
+//   whole --> applied and answered                   (ParameterShard)
 //   open --fence, or a generation that takes its step--> void: members push again
 //
 // Thread rule: one thread.
@@ -11,30 +12,15 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string_view>
 #include <vector>
 
 #include "common/base/types.h"
 #include "parameter/accumulator.h"
 #include "parameter/group_table.h"
 #include "parameter/operation.h"
-#include "staleness/policy.h"
+#include "parameter/verdict.h"
 
 namespace paceline {
-
-// What happens to a push, with the reason. Its owners act on one verdict.
-struct Verdict {
-  uint32_t members = 0;  // in the sum
-  Samples samples;
-  double weight = 1.0;  // multiplies the step after the optimizer
-  bool drop = false;    // not applied; samples count as discarded
-  bool hold = false;    // applied, replies wait for the lead's release
-  std::string_view reason;
-};
-
-// The verdict on a whole push. With policy none any owner comes to the same one by itself.
-Verdict Decide(const StalenessPolicy& policy, const PushFacts& facts, uint32_t members,
-               Samples samples);
 
 // Operations that meet in one round. Push and PushPull differ in their reply only.
 enum class RoundKind : uint8_t { kApply, kReduce };
@@ -73,7 +59,8 @@ class Round {
     float learning_rate = 0;
   };
 
-  Round(RoundKind kind, const GroupTable::Generation& generation, bool rank_order, FloatPool* pool);
+  // `apart`: contributions are summed in rank order, or may leave the round.
+  Round(RoundKind kind, const GroupTable::Generation& generation, bool apart, FloatPool* pool);
 
   RoundKind kind() const { return kind_; }
   const GroupPlan& group() const { return *group_; }
@@ -84,18 +71,28 @@ class Round {
   // The whole contribution of a member; `values` may be empty unless `part` is kSum.
   void Finish(size_t position, Part part, const Operation& operation, SharedFloats values);
 
-  // Nobody's contribution is outstanding at `step`.
-  bool IsWhole(const GroupTable& groups, GroupId group, Step step) const;
+  // What the member sent is out of the round, as if it had not come.
+  void Leave(size_t position);
+  bool empty() const;  // nothing came, or all of it left
+
+  // Nobody's contribution is outstanding at `step`; nobody's of those that `verdict`, unless it is
+  // null, has in the push.
+  bool IsWhole(const GroupTable& groups, GroupId group, Step step, const Verdict* verdict) const;
+  // Who owes nothing more, sorted.
+  std::vector<NodeRef> Done(const GroupTable& groups, GroupId group, Step step) const;
 
   // Over those in the sum.
   Samples samples() const;
-  uint32_t members_in_sum() const;      // one that skips counts: planned by the round, not refused
+  // One that skips counts: planned by the round, in the verdict, not refused.
+  uint32_t members_in_sum(const Verdict* verdict) const;
   std::optional<Version> base() const;  // the oldest
   float learning_rate() const;          // of the lowest rank
   SharedFloats Sum() { return accumulator_.Sum(); }
   size_t bytes() const { return accumulator_.bytes(); }
 
  private:
+  bool IsDone(size_t position, const GroupTable& groups, GroupId group, Step step) const;
+
   const RoundKind kind_;
   const std::shared_ptr<const GroupPlan> group_;
   std::vector<Contributor> contributors_;  // by position in rank order

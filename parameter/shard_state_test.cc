@@ -28,8 +28,9 @@ TEST(Shard, AdamCountsTheUpdatesOfItsChunk) {
 
 TEST(Shard, InitIsOverwrittenUntilSealed) {
   GroupTable groups;
+  Verdicts verdicts(&groups);
   FloatPool pool(1 << 20);
-  ParameterShard shard(ChunkKey{}, 2, &groups, &pool,
+  ParameterShard shard(ChunkKey{}, 2, &groups, &verdicts, &pool,
                        {.optimizer = nullptr, .policy = *StalenessPolicy::Create({"none", {}})});
   const auto init = [&shard](std::vector<float> values, uint32_t sender, uint64_t sequence) {
     Operation op;

@@ -49,6 +49,7 @@ struct Sent {
   std::optional<uint64_t> acknowledged{};
   DType dtype = DType::kF32;
   uint64_t route = 0;
+  std::optional<uint64_t> origin{};  // `step` when not given
 };
 
 class ShardHarness {
@@ -62,10 +63,18 @@ class ShardHarness {
     settings.normalization = normalization;
     settings.deterministic = deterministic;
     settings.lead = true;
-    shard_.emplace(ChunkKey{}, elements, &groups_, &pool_, settings);
+    shard_.emplace(ChunkKey{}, elements, &groups_, &verdicts_, &pool_, settings);
     shard_->Seal();
   }
 
+  // The chunk is the lead of a job whose rounds `quorum` members close.
+  void UseQuorum(uint32_t quorum, Late late = Late::kCarry) {
+    JobSpec spec;
+    spec.quorum = quorum;
+    spec.late = late;
+    verdicts_.Configure(spec, true);
+  }
+  Verdicts& verdicts() { return verdicts_; }
   GroupTable& groups() { return groups_; }
   ParameterShard& shard() { return *shard_; }
   std::vector<float> weights() const {
@@ -82,7 +91,8 @@ class ShardHarness {
     op.acknowledged = Sequence(sent.acknowledged.value_or(0));
     op.group = GroupId(sent.group);
     op.group_generation = GroupGeneration(sent.generation);
-    op.step = op.origin_step = Step(sent.step);
+    op.step = Step(sent.step);
+    op.origin_step = Step(sent.origin.value_or(sent.step));
     op.ordinal = Ordinal(sent.ordinal);
     op.base.count = sent.base;
     op.samples = Samples(sent.samples);
@@ -118,11 +128,13 @@ class ShardHarness {
     std::vector<Reply> replies;
     groups_.Cover(GroupId(group), NodeId(100 + member), Incarnation(1), Step(through));
     shard_->OnCovered(GroupId(group), Seconds(1), &replies);
+    verdicts_.Prune(GroupId(group));
     return replies;
   }
 
  private:
   GroupTable groups_;
+  Verdicts verdicts_{&groups_};
   FloatPool pool_{64u << 20};
   std::optional<ParameterShard> shard_;
   std::map<uint32_t, uint64_t> sequences_;

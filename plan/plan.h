@@ -45,6 +45,8 @@ struct Member {
 // change is committed or aborted; so nobody passes an activation step unknowingly.
 inline constexpr uint64_t kActivationMargin = 2;
 
+inline NodeRef RefOf(const Member& member) { return {member.node, member.incarnation}; }
+
 struct GroupPlan {
   GroupId id;
   GroupGeneration generation;

@@ -227,6 +227,8 @@ std::string_view Name(FrameStatus status) {
       return "internal";
     case FrameStatus::kDenied:
       return "denied";
+    case FrameStatus::kLate:
+      return "late";
   }
   return "?";
 }

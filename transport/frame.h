@@ -68,6 +68,7 @@ enum class FrameStatus : uint8_t {
   kJobEnded = 12,
   kInternal = 13,
   kDenied = 14,  // handshake: the key is wrong or the identity was never known
+  kLate = 15,    // the push went on without it; to be sent again for the step of the reply
 };
 std::string_view Name(FrameStatus status);
 

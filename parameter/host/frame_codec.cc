@@ -23,6 +23,8 @@ std::optional<OperationKind> ToKind(FrameKind kind) {
       return OperationKind::kWriteState;
     case FrameKind::kMoveShard:
       return OperationKind::kMoveShard;
+    case FrameKind::kVerdict:
+      return OperationKind::kVerdict;
     default:
       return std::nullopt;
   }
@@ -48,6 +50,8 @@ FrameKind ToFrameKind(OperationKind kind) {
       return FrameKind::kWriteState;
     case OperationKind::kMoveShard:
       return FrameKind::kMoveShard;
+    case OperationKind::kVerdict:
+      return FrameKind::kVerdict;
   }
   return FrameKind::kRefuse;
 }
@@ -83,7 +87,7 @@ FrameHeader ToHeader(const Reply& reply) {
   header.reply = true;
   header.status = ToFrameStatus(reply.status);
   header.group = reply.to.group;
-  header.step = reply.to.step;
+  header.step = reply.open_step > Step(0) ? reply.open_step : reply.to.step;
   header.origin_step = reply.to.origin_step;
   header.ordinal = reply.to.ordinal;
   header.tensor = reply.to.chunk.tensor;
@@ -123,6 +127,8 @@ FrameStatus ToFrameStatus(OperationStatus status) {
       return FrameStatus::kQuota;
     case OperationStatus::kJobEnded:
       return FrameStatus::kJobEnded;
+    case OperationStatus::kLate:
+      return FrameStatus::kLate;
   }
   return FrameStatus::kInternal;
 }

@@ -13,6 +13,7 @@
 #include "parameter/host/key_table.h"
 #include "parameter/host/shard_mover.h"
 #include "parameter/host/shard_thread.h"
+#include "parameter/host/verdict_links.h"
 #include "plan/chunking.h"
 
 namespace paceline {
@@ -58,12 +59,25 @@ class RouterImpl final : public Router {
   explicit RouterImpl(const RouterOptions& options)
       : options_(options),
         mover_({options.self, options.incarnation, options.key, options.transport,
-                options.on_link_down}) {
+                options.on_link_down}),
+        verdict_links_({options.self, options.incarnation, options.key, options.transport,
+                        options.on_link_down,
+                        [this](const FrameHeader& header,
+                               std::shared_ptr<const std::vector<std::byte>> question) {
+                          AskHere(header, std::move(question));
+                        },
+                        [this](JobId job, uint32_t thread, std::vector<std::byte> answer) {
+                          Deliver(job, thread, std::move(answer));
+                        }}) {
     PACELINE_CHECK(options_.threads >= 1);
     for (uint32_t i = 0; i < options_.threads; ++i) {
-      threads_.push_back(std::make_unique<ShardThread>(options_, i, &counters_));
+      threads_.push_back(std::make_unique<ShardThread>(
+          options_, i, &counters_, [this](const FrameHeader& header, const auto& answer) {
+            verdict_links_.OnLocalReply(header, answer);
+          }));
     }
   }
+  ~RouterImpl() override { StopMoving(); }
 
   // ---- FrameSink
   void OnAccepted(std::shared_ptr<Channel> channel) override;
@@ -87,7 +101,10 @@ class RouterImpl final : public Router {
   void CutAt(JobId job, const std::map<GroupId, Step>& steps,
              std::function<void(absl::StatusOr<std::vector<ChunkSnapshot>>)> done) override;
   void CutAbort(JobId job) override;
-  void StopMoving() override { mover_.Stop(); }
+  void StopMoving() override {
+    mover_.Stop();
+    verdict_links_.Stop();
+  }
   void FindAwaitingRestore(JobId job, std::function<void(std::vector<ChunkKey>)> done) override;
   void Restore(JobId job, uint32_t lineage, std::vector<RestoredChunk> chunks, Done done) override;
   ServerReport Report() override;
@@ -102,11 +119,14 @@ class RouterImpl final : public Router {
   void OnEveryThread(JobId job, Done done, JobTask task) EXCLUDES(order_mutex_);
   std::map<JobId, JobAtServer> CollectReports();
   uint32_t BusyPermille() EXCLUDES(report_mutex_);
+  void AskHere(const FrameHeader& header, std::shared_ptr<const std::vector<std::byte>> question);
+  void Deliver(JobId job, uint32_t thread, std::vector<std::byte> answer);
 
   const RouterOptions options_;
   RouterCounters counters_;
   PeerKeyTable keys_;
   ShardMover mover_;
+  VerdictLinks verdict_links_;
   Mutex order_mutex_;  // directives reach every thread in one order
   Mutex report_mutex_;
   Ticks reported_at_ GUARDED_BY(report_mutex_) = Clock::Real().Now();
@@ -136,7 +156,9 @@ absl::Status RouterImpl::OnFrame(Channel& channel, const FrameHeader& header, Pa
         "frame for job ", header.job.value(), " on a channel of job ", channel.peer().job.value()));
   }
   const bool from_owner = channel.peer().role == PeerRole::kServer;
-  if (!ToOperation(header, 0) || from_owner != (header.kind == FrameKind::kMoveShard)) {
+  const bool between_owners =
+      header.kind == FrameKind::kMoveShard || header.kind == FrameKind::kVerdict;
+  if (!ToOperation(header, 0) || from_owner != between_owners) {
     return absl::InvalidArgumentError(absl::StrCat("an owner takes no ", Absl(Name(header.kind)),
                                                    header.reply ? " replies" : " frames",
                                                    from_owner ? " of owners" : " of workers"));
@@ -222,19 +244,23 @@ void RouterImpl::ApplyPlan(const Plan& plan, Done done) {
         options_.job_memory_quota, " bytes per job; raise it or add servers"));
   }
   std::shared_ptr<Arrivals> arrived = ArrivalsOf(plan);
-  OnEveryThread(plan.job, std::move(done),
-                [plan = *std::move(prepared), quota, arrived, mover = &mover_](
-                    ShardThread& t, JobShards* /*job*/, ParameterShard::Replies* replies) {
-                  const JobId id = plan->plan.job;
-                  if (t.HasEnded(id)) return absl::OkStatus();
-                  JobShards& job = t.FindOrAdd(id);
-                  job.OnHandOver([mover](OutgoingChunk chunk) { mover->Give(std::move(chunk)); });
-                  job.ApplyPlan(plan, t.Now(), replies);
-                  if (arrived != nullptr) {
-                    job.WhenAllArrived([arrived] { arrived->Arrive(absl::OkStatus()); });
-                  }
-                  return quota;
-                });
+  OnEveryThread(
+      plan.job, std::move(done),
+      [plan = *std::move(prepared), quota, arrived, mover = &mover_, links = &verdict_links_](
+          ShardThread& t, JobShards* /*job*/, ParameterShard::Replies* replies) {
+        const JobId id = plan->plan.job;
+        if (t.HasEnded(id)) return absl::OkStatus();
+        JobShards& job = t.FindOrAdd(id);
+        job.OnHandOver([mover](OutgoingChunk chunk) { mover->Give(std::move(chunk)); });
+        job.OnQuestion([links, thread = t.index()](OutgoingQuestion question) {
+          links->Ask(thread, std::move(question));
+        });
+        job.ApplyPlan(plan, t.Now(), replies);
+        if (arrived != nullptr) {
+          job.WhenAllArrived([arrived] { arrived->Arrive(absl::OkStatus()); });
+        }
+        return quota;
+      });
   keys_.Learn(plan.job, plan.groups);
   keys_.Learn(plan.job, plan.servers);
   for (const NodeRef& dead : plan.fenced) keys_.Fence(plan.job, dead);
@@ -284,11 +310,39 @@ void RouterImpl::Seal(const SealedDirective& directive, Done done) {
 void RouterImpl::EndJob(const EndJobDirective& directive, Done done) {
   keys_.EndJob(directive.job);
   mover_.Forget(directive.job);
+  verdict_links_.Forget(directive.job);
   OnEveryThread(directive.job, std::move(done),
                 [id = directive.job](ShardThread& t, JobShards*, ParameterShard::Replies*) {
                   t.EndJob(id);
                   return absl::OkStatus();
                 });
+}
+
+// ---- Verdicts -------------------------------------------------------------------------------
+
+void RouterImpl::AskHere(const FrameHeader& header,
+                         std::shared_ptr<const std::vector<std::byte>> question) {
+  const uint32_t index =
+      JobShards::ThreadOf({header.tensor, header.chunk}, static_cast<uint32_t>(threads_.size()));
+  threads_[index]->Post([header, question = std::move(question)](ShardThread& t) {
+    std::optional<Operation> operation = ToOperation(header, ShardThread::kLocalRoute);
+    JobShards* const job = t.Find(header.job);
+    if (job == nullptr || !operation) return;  // the job ended
+    operation->total_bytes = question->size();
+    ParameterShard::Replies replies;
+    job->OnOperation(*operation, {0, *question}, nullptr, t.Now(), &replies);
+    t.Send(header.job, replies);
+  });
+}
+
+void RouterImpl::Deliver(JobId id, uint32_t thread, std::vector<std::byte> answer) {
+  threads_[thread]->Post([id, answer = std::move(answer)](ShardThread& t) {
+    JobShards* const job = t.Find(id);
+    if (job == nullptr) return;
+    ParameterShard::Replies replies;
+    job->OnVerdict(answer, t.Now(), &replies);
+    t.Send(id, replies);
+  });
 }
 
 // ---- Cuts -----------------------------------------------------------------------------------

@@ -13,6 +13,8 @@
 //  Push      The same; the reply carries no weights.
 //  Reduce    The sum comes back (samples = total); nothing is applied.
 //  Boundary  The member contributes nothing more to steps step..origin_step; answered with kOk.
+//  Verdict   Between owners: asks the lead owner of a job under a quorum who is in a push;
+//            answered when it is decided (parameter/verdicts.h).
 //  ReadState / WriteState  Weights, optimizer slots, version of one chunk (layout in
 //            docs/wire_format.md); WriteState from the init writer only.
 // Replies to Pull carry the samples in all updates so far, those to Push, PushPull and Reduce the
@@ -86,7 +88,7 @@ class Router : public FrameSink, public KeyStore {
                      std::function<void(absl::StatusOr<std::vector<ChunkSnapshot>>)> done) = 0;
   virtual void CutAbort(JobId job) = 0;
 
-  // Gives no further chunks away and ends the channels for it.
+  // Gives no further chunks away, asks for no further verdicts, and ends the channels for both.
   virtual void StopMoving() = 0;
   // A plan that names a checkpoint to restore from: which of the chunks here wait to be loaded...
   virtual void FindAwaitingRestore(JobId job, std::function<void(std::vector<ChunkKey>)> done) = 0;

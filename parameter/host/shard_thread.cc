@@ -8,8 +8,13 @@
 
 namespace paceline {
 
-ShardThread::ShardThread(const RouterOptions& options, uint32_t index, RouterCounters* counters)
-    : options_(options), index_(index), counters_(counters), thread_([this] { Run(); }) {}
+ShardThread::ShardThread(const RouterOptions& options, uint32_t index, RouterCounters* counters,
+                         LocalReply local_reply)
+    : options_(options),
+      index_(index),
+      counters_(counters),
+      local_reply_(std::move(local_reply)),
+      thread_([this] { Run(); }) {}
 
 ShardThread::~ShardThread() {
   {
@@ -105,6 +110,11 @@ void ShardThread::Send(JobId job, ParameterShard::Replies& replies) {
 }
 
 void ShardThread::SendReply(JobId job, const JobShards* shards, const Reply& reply) {
+  if (reply.to.route == kLocalRoute) {
+    FrameHeader header = ToHeader(reply);
+    header.job = job;
+    return local_reply_(header, reply.state);
+  }
   const auto it = channels_.find(reply.to.route);
   if (it == channels_.end()) return;  // it will ask again on another channel
   Channel& channel = *it->second;

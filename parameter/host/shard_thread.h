@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -34,8 +35,13 @@ class ShardThread {
     std::shared_ptr<BoundaryAnswer> boundary;
   };
   using Task = std::function<void(ShardThread&)>;
+  // Takes the answer to a question of another thread of this owner.
+  using LocalReply = std::function<void(const FrameHeader& header,
+                                        const std::shared_ptr<const std::vector<std::byte>>&)>;
+  static constexpr uint64_t kLocalRoute = std::numeric_limits<uint64_t>::max();
 
-  ShardThread(const RouterOptions& options, uint32_t index, RouterCounters* counters);
+  ShardThread(const RouterOptions& options, uint32_t index, RouterCounters* counters,
+              LocalReply local_reply);
   ~ShardThread();
 
   // ---- From any thread.
@@ -43,6 +49,7 @@ class ShardThread {
   bool Post(Frame&& frame) EXCLUDES(mutex_);
   // Runs on the shard thread, in order with frames. Tasks are few: directives and connections.
   void Post(Task task) EXCLUDES(mutex_);
+  uint32_t index() const { return index_; }
   uint64_t busy_ns() const { return busy_ns_.load(std::memory_order_relaxed); }
 
   // ---- On the shard thread, from tasks.
@@ -72,6 +79,7 @@ class ShardThread {
   const RouterOptions options_;
   const uint32_t index_;
   RouterCounters* const counters_;
+  const LocalReply local_reply_;
 
   Mutex mutex_;
   CondVar not_empty_;
