@@ -69,10 +69,9 @@ bool GroupTracker::alone() const {
                      [](const auto& due) { return due.second.members.size() <= 1; });
 }
 
-bool GroupTracker::MayAdvance() const {
-  const Step next = step_ + Step(1);
+bool GroupTracker::MayBegin(Step step) const {
   return std::all_of(holds_.begin(), holds_.end(),
-                     [next](const auto& hold) { return next < hold.second; });
+                     [step](const auto& hold) { return step < hold.second; });
 }
 
 void GroupTracker::TakeDue() {
@@ -82,9 +81,9 @@ void GroupTracker::TakeDue() {
   }
 }
 
-void GroupTracker::Advance() {
-  PACELINE_CHECK(current_.has_value());
-  ++step_;
+void GroupTracker::AdvanceTo(Step step) {
+  PACELINE_CHECK(current_.has_value() && step > step_);
+  step_ = step;
   TakeDue();
   if (!leaves_at_ || step_ < *leaves_at_ || !next_group_) return;
   // The group goes on without this worker, which goes on in another group at that group's step.

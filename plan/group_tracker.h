@@ -43,9 +43,17 @@ class GroupTracker {
   Step step() const { return step_; }
 
   // Whether step() + 1 may begin now.
-  bool MayAdvance() const;
+  bool MayAdvance() const { return MayBegin(step_ + Step(1)); }
   // Begins the next step, taking over a generation (or a group) that is due.
-  void Advance();
+  void Advance() { AdvanceTo(step_ + Step(1)); }
+
+  // ---- Steps that the group went on without this worker.
+  // Whether `step`, a later one, may begin now.
+  bool MayBegin(Step step) const;
+  void AdvanceTo(Step step);
+  // Whether the worker may go on in `step` with what it computed in this one: it is still in the
+  // same group then.
+  bool MayCarryTo(Step step) const { return MayBegin(step) && (!leaves_at_ || step < *leaves_at_); }
 
   // The step from which on the group does without this worker, once that is agreed.
   std::optional<Step> leaves_at() const { return leaves_at_; }

@@ -48,6 +48,29 @@ FenceDirective Fence(GroupPlan group) {
   return directive;
 }
 
+TEST(GroupTracker, CatchesUpUnderTheGenerationOfTheStepItGoesOnIn) {
+  GroupTracker tracker = TrackerIn(GroupOf(1, 0, {1, 2}));
+  tracker.OnCommit(Commit(1, {GroupOf(2, 5, {1, 2, 3})}));
+  EXPECT_TRUE(tracker.MayCarryTo(Step(9)));
+  tracker.AdvanceTo(Step(9));
+  EXPECT_EQ(tracker.step(), Step(9));
+  EXPECT_EQ(tracker.current().generation, GroupGeneration(2));
+}
+
+TEST(GroupTracker, CatchesUpNoFurtherThanAnOpenChangeOrItsLastStepAllow) {
+  GroupTracker tracker = TrackerIn(GroupOf(1, 0, {1, 2}));
+  EXPECT_EQ(tracker.OnPrepare(Prepare(7)), Step(0));
+  EXPECT_TRUE(tracker.MayCarryTo(Step(1)));
+  EXPECT_FALSE(tracker.MayCarryTo(Step(2)));
+  tracker.OnCommit(Commit(7, {GroupOf(2, 6, {2}), GroupOf(3, 40, {1}, 1)}));
+  EXPECT_TRUE(tracker.MayCarryTo(Step(5)));
+  EXPECT_FALSE(tracker.MayCarryTo(Step(6))) << "its group does without it";
+  EXPECT_TRUE(tracker.MayBegin(Step(6)));
+  tracker.AdvanceTo(Step(8));
+  EXPECT_EQ(tracker.current().id, GroupId(1));
+  EXPECT_EQ(tracker.step(), Step(40));
+}
+
 TEST(GroupTracker, BeginsAtTheActivationStepOfTheFirstGroupItIsIn) {
   GroupTracker tracker(kSelf);
   Plan plan;

@@ -273,19 +273,20 @@ Samples SessionImpl::UnusedThisStep() const {
 }
 
 absl::Status SessionImpl::AdvanceStep() {
-  Step now;
+  Step now, next;
   Samples unused;
   {
     MutexLock lock(&mutex_);
     if (!failed_.ok()) return failed_;
     now = group_->step();
+    next = std::max(now + Step(1), group_is_in_);
     // Told and accounted for at once: what is drawn from here on is of the next step.
     unused = UnusedThisStep();
     counters_.discarded += unused;
     in_hand_.clear();
     offered_this_step_ = 0;
   }
-  PACELINE_RETURN_IF_ERROR(SendBoundary(now, now, unused, Ticks(0)));
+  PACELINE_RETURN_IF_ERROR(SendBoundary(now, next - Step(1), unused, Ticks(0)));
   PACELINE_RETURN_IF_ERROR(CheckFinite());
   PACELINE_RETURN_IF_ERROR(Adopt(false));
   MutexLock lock(&mutex_);
@@ -299,27 +300,33 @@ absl::Status SessionImpl::AdvanceStep() {
   }
   said_waiting_.clear();
   const Ticks deadline = Deadline();
-  while (failed_.ok() && !group_->MayAdvance()) {
+  // What was not waited for may be taken into a later step meanwhile.
+  const auto may_begin = [&]() NO_THREAD_SAFETY_ANALYSIS {
+    next = std::max(next, group_->step() + Step(1));
+    return group_->MayBegin(next);
+  };
+  while (failed_.ok() && !may_begin()) {
     if (Now() >= deadline) {
-      return absl::DeadlineExceededError(absl::StrCat(
-          "worker '", options_.worker_name, "' waited before step ", group_->step().value() + 1,
-          " for a change of its group to be decided by ", control_->Peer()));
+      return absl::DeadlineExceededError(
+          absl::StrCat("worker '", options_.worker_name, "' waited before step ", next.value(),
+                       " for a change of its group to be decided by ", control_->Peer()));
     }
     changed_.WaitFor(&mutex_, deadline - Now());
   }
   if (!failed_.ok()) return failed_;
-  BeginStep();
+  BeginStep(next);
   return absl::OkStatus();
 }
 
-void SessionImpl::BeginStep() {
+void SessionImpl::BeginStep(Step step) {
   pushed_this_step_ = false;
+  group_is_in_ = Step();
   for (Tensor& tensor : tensors_) tensor.next_ordinal = Ordinal();
   const Ticks now = Now();
   step_times_us_.push_back((now - step_began_).value() / 1000);
   if (step_times_us_.size() > 32) step_times_us_.pop_front();
   step_began_ = now;
-  group_->Advance();
+  group_->AdvanceTo(step);
 }
 
 absl::Status SessionImpl::AtStepBoundary() {

@@ -132,7 +132,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   // session.cc
   absl::Status AdvanceStep() EXCLUDES(mutex_);
   Samples UnusedThisStep() const REQUIRES(mutex_);
-  void BeginStep() REQUIRES(mutex_);
+  void BeginStep(Step step) REQUIRES(mutex_);
   void DropStartWeights() EXCLUDES(mutex_);
   // Waits for the answers up to `patience`, or not at all when it is 0.
   absl::Status SendBoundary(Step first, Step last, Samples unused, Ticks patience);
@@ -170,8 +170,12 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   void OnOutcome(const std::shared_ptr<ChunkOp>& op, const absl::Status& status) override;
   static void CallBack(const Pending& finished);
   void OnLinkDown(const ServerInfo& peer, Ticks since, const std::string& cause) override;
-  // False when the operation is to be sent again.
-  bool Settle(Pending& pending, ChunkOp& op, const absl::Status& status) REQUIRES(mutex_);
+  // After which pause the operation is to be sent again; none: it is done.
+  std::optional<Ticks> Settle(Pending& pending, ChunkOp& op, const absl::Status& status)
+      REQUIRES(mutex_);
+  // The group went on without the push: it is sent again for a later step, where this worker goes
+  // on. False when that step may not begin yet.
+  bool CatchUp(ChunkOp& op) REQUIRES(mutex_);
   absl::Status FromReply(const Pending& pending, const ChunkOp& op) REQUIRES(mutex_);
   void CountSamples(const Pending& pending, const ChunkOp& op, const absl::Status& status)
       REQUIRES(mutex_);
@@ -256,6 +260,8 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   std::vector<SampleRange> in_hand_ GUARDED_BY(mutex_);  // drawn in this step
   uint64_t offered_this_step_ GUARDED_BY(mutex_) = 0;    // of those, pushed to the lead chunk
   bool pushed_this_step_ GUARDED_BY(mutex_) = false;
+  // Under a quorum: the group is in this step already, without what this worker pushed.
+  Step group_is_in_ GUARDED_BY(mutex_);
   SessionCounters counters_ GUARDED_BY(mutex_);
   std::optional<uint32_t> lineage_ GUARDED_BY(mutex_);  // of the weights trained on
   std::string not_finite_ GUARDED_BY(mutex_);           // tensor of this step's push, if any

@@ -159,8 +159,8 @@ void SessionImpl::OnOutcome(const std::shared_ptr<ChunkOp>& op, const absl::Stat
     auto it = pending_.find(op->tag);
     if (it == pending_.end()) return;
     Pending& pending = *it->second;
-    if (!Settle(pending, *op, status)) {
-      retries_.push_back({Now() + kRetryPause, op});
+    if (const std::optional<Ticks> pause = Settle(pending, *op, status)) {
+      retries_.push_back({Now() + *pause, op});
       timer_wake_.Signal();
       return;
     }
@@ -190,59 +190,72 @@ void SessionImpl::CallBack(const Pending& finished) {
   }
 }
 
-bool SessionImpl::Settle(Pending& pending, ChunkOp& op, const absl::Status& status) {
+std::optional<Ticks> SessionImpl::Settle(Pending& pending, ChunkOp& op,
+                                         const absl::Status& status) {
   if (!status.ok()) {
     if (pending.status.ok()) pending.status = status;
     CountSamples(pending, op, status);
-    return true;
+    return std::nullopt;
   }
   const FrameHeader& reply = op.reply;
   if (reply.status == FrameStatus::kOldGeneration) {
     // No generation that is known there has this worker: it has no step to end.
-    if (pending.kind == FrameKind::kBoundary) return true;
+    if (pending.kind == FrameKind::kBoundary) return std::nullopt;
     if (reply.group == op.header.group && group_->IsWithoutSelf(reply.group_generation)) {
       const absl::Status left = absl::FailedPreconditionError(absl::StrCat(
           "worker '", options_.worker_name, "' has left its group, which goes on without it"));
       if (pending.status.ok()) pending.status = left;
       CountSamples(pending, op, left);
-      return true;
+      return std::nullopt;
     }
   }
   // A Boundary to one that owns nothing any more is of no use to anybody.
   const bool moot = pending.kind == FrameKind::kBoundary && reply.status == FrameStatus::kNotOwner;
-  if (moot) return true;
+  if (moot) return std::nullopt;
   if (reply.status == FrameStatus::kNotYet || reply.status == FrameStatus::kOldGeneration ||
-      reply.status == FrameStatus::kNotOwner) {
+      reply.status == FrameStatus::kNotOwner || reply.status == FrameStatus::kLate) {
     if (!failed_.ok() || !pending.status.ok()) {
       if (pending.status.ok()) pending.status = failed_;
       CountSamples(pending, op, pending.status);
-      return true;
+      return std::nullopt;
     }
     // The owner says which generation of this group holds for the step.
     if (reply.status == FrameStatus::kOldGeneration && reply.group == op.header.group &&
         reply.group_generation > op.header.group_generation) {
       op.header.group_generation = reply.group_generation;
     }
-    return false;
+    const bool at_once = reply.status == FrameStatus::kLate && CatchUp(op);
+    return at_once ? Ticks(0) : kRetryPause;
   }
   const absl::Status outcome = FromReply(pending, op);
   if (!outcome.ok() && pending.status.ok()) pending.status = outcome;
-  if (pending.kind == FrameKind::kBoundary) return true;
+  if (pending.kind == FrameKind::kBoundary) return std::nullopt;
   pending.result.versions[op.index] = reply.version;
   if (pending.kind == FrameKind::kReduce) pending.result.samples = reply.samples;
   CountSamples(pending, op, outcome);
   if (reply.status == FrameStatus::kDiscarded && op.header.kind == FrameKind::kPushPull) {
+    if (reply.step > op.header.step) group_is_in_ = std::max(group_is_in_, reply.step);
     // The weights are owed all the same: without them all later gradients would be stale too.
     op.header.kind = FrameKind::kPull;
     op.header.samples = Samples(0);
     op.payload = {};
-    return false;
+    return kRetryPause;
   }
   const bool weights_came = !op.out.empty() && reply.total == op.out.size();
   Tensor& tensor = tensors_[pending.tensor];
   if (weights_came && pending.kind != FrameKind::kReduce && op.index < tensor.bases.size()) {
     tensor.bases[op.index] = reply.version;
   }
+  return std::nullopt;
+}
+
+bool SessionImpl::CatchUp(ChunkOp& op) {
+  // Owners know of different steps; the push goes into one round with all of its chunks.
+  const Step step = std::max(op.reply.step, group_->step());
+  if (op.reply.group != group_->current().id || !group_->MayCarryTo(step)) return false;
+  if (step > group_->step()) group_->AdvanceTo(step);
+  op.header.step = step;
+  op.header.group_generation = group_->current().generation;
   return true;
 }
 
