@@ -198,7 +198,7 @@ void Checker::OnReplies(const std::string& owner, const std::vector<Reply>& repl
     const Operation& op = reply.to;
     if (!IsRound(op.kind)) continue;
     if (reply.status != OperationStatus::kOk && reply.status != OperationStatus::kNotFinite) {
-      if (reply.status == OperationStatus::kDiscarded && op.chunk == kLead) Use(reply);
+      if (reply.status == OperationStatus::kDiscarded) OnDiscarded(reply);
       continue;
     }
     const OperationKey key{op.chunk, op.incarnation, op.origin_step, op.ordinal, op.kind};
@@ -217,6 +217,51 @@ void Checker::OnReplies(const std::string& owner, const std::vector<Reply>& repl
     }
   }
   for (const auto& [key, of_round] : decided) OnRound(owner, key, of_round);
+}
+
+// Asked for again, it is discarded no second time; what was applied is discarded when it is sent
+// anew.
+void Checker::OnDiscarded(const Reply& reply) {
+  const Operation& op = reply.to;
+  if (op.kind != OperationKind::kPushPull) return;
+  const OperationKey key{op.chunk, op.incarnation, op.origin_step, op.ordinal, op.kind};
+  if (answered_.contains(key) || !discarded_.insert(key).second) return;
+  CheckFate(reply);
+  if (op.chunk == kLead) Use(reply);
+}
+
+void Checker::OnVerdict(PushKey push, const Verdict& verdict) {
+  const auto [it, first] = verdicts_.emplace(push, verdict.members);
+  if (!first && it->second != verdict.members) {
+    Fail("one verdict", "the push of group ", push.group.value(), " in step ", push.step.value(),
+         " has ", it->second.size(), " members at one owner and others, or ",
+         verdict.members.size(), ", at another");
+  }
+}
+
+void Checker::CheckFate(const Reply& reply) {
+  const Operation& op = reply.to;
+  if (op.samples.value() == 0 || reply.status == OperationStatus::kNotFinite) return;
+  std::optional<Step> fate;
+  if (reply.status == OperationStatus::kOk) fate = op.step;
+  const auto [it, first] = fates_.emplace(std::pair(op.incarnation, op.origin_step), fate);
+  if (first || it->second == fate) return;
+  const auto text = [](const std::optional<Step>& step) {
+    return step ? absl::StrCat("applied in step ", step->value()) : std::string("discarded");
+  };
+  Fail("one fate", "the ", Text(op), " is ", text(fate), "; of the same push another chunk's was ",
+       text(it->second));
+}
+
+// Whose contributions a round counts, refused ones too.
+size_t Checker::MembersOf(const Generation& generation, PushKey push) const {
+  const auto verdict = verdicts_.find(push);
+  if (verdict == verdicts_.end()) return generation.members.size();
+  return static_cast<size_t>(
+      std::count_if(generation.members.begin(), generation.members.end(), [&](const auto& member) {
+        const NodeRef ref{member.first, member.second};
+        return std::binary_search(verdict->second.begin(), verdict->second.end(), ref);
+      }));
 }
 
 void Checker::CheckAgain(const std::string& owner, const Reply& reply, const Answered& before) {
@@ -258,11 +303,15 @@ void Checker::OnRound(const std::string& owner, const RoundKey& key,
     const auto refused = std::count_if(replies.begin(), replies.end(), [](const Reply* reply) {
       return reply->status == OperationStatus::kNotFinite;
     });
-    Apply(chunk, in_sum, generation == generations_.end() ? nullptr : &generation->second,
-          static_cast<size_t>(refused), first.samples);
+    const Generation* const known =
+        generation == generations_.end() ? nullptr : &generation->second;
+    const size_t members =
+        known == nullptr ? 0 : MembersOf(*known, {group, step}) - static_cast<size_t>(refused);
+    Apply(chunk, in_sum, known, members, first.samples);
     if (chunk_key == kLead) CountLead(group, in_sum, first.version);
   }
   for (const Reply* reply : replies) {
+    CheckFate(*reply);
     if (chunk_key == kLead && reply->to.samples.value() > 0) Use(*reply);
   }
   CheckWeights(round, first, chunk);
@@ -333,14 +382,13 @@ bool Checker::Begin(Chunk& chunk, const Reply& reply) {
 }
 
 void Checker::Apply(Chunk& chunk, const std::vector<const Reply*>& in_sum,
-                    const Generation* generation, size_t refused, Samples samples) {
+                    const Generation* generation, size_t members, Samples samples) {
   float scale = 1.0f;
   if (scenario_->job.normalization == Normalization::kSum) {
     if (generation == nullptr) {
       return Fail("generation", "a round was decided under one that nobody decided: ",
                   in_sum.front()->to.group_generation.value());
     }
-    const size_t members = generation->members.size() - refused;
     if (generation->planned != members) {
       scale = static_cast<float>(static_cast<double>(generation->planned) /
                                  static_cast<double>(members));

@@ -10,6 +10,8 @@
 //  sum             the samples in a reply are those of the operations it answers
 //  weights         a chunk's weights are what its updates, applied in their order by scalar code,
 //                  make of the initial values of one writer
+//  one verdict     a push is decided once: the same members are in it at every chunk
+//  one fate        all that a member pushed in a step is applied in one round, or none of it
 //  same bits       every reply to a round carries the same version and bits, also when it is
 //                  repeated and when it arrives
 //  version         grows by one per update, never goes back
@@ -31,6 +33,7 @@
 #include <vector>
 
 #include "parameter/operation.h"
+#include "parameter/verdict.h"
 #include "plan/events.h"
 #include "simulation/scenario.h"
 #include "simulation/world.h"
@@ -76,6 +79,8 @@ class Checker {
   // ---- Owners
   // Replies of one shard thread, in order, before they are sent.
   void OnReplies(const std::string& owner, const std::vector<Reply>& replies);
+  // By which a shard thread goes; told before the replies that follow from it.
+  void OnVerdict(PushKey push, const Verdict& verdict);
   // What the owner of the lead chunk counted by now.
   void OnLeadReport(const JobAtServer& report);
 
@@ -132,6 +137,7 @@ class Checker {
 
   void OnRound(const std::string& owner, const RoundKey& key,
                const std::vector<const Reply*>& replies);
+  void OnDiscarded(const Reply& reply);
   void CheckAgain(const std::string& owner, const Reply& reply, const Answered& before);
   std::vector<const Reply*> InSum(const std::string& round,
                                   const std::vector<const Reply*>& replies);
@@ -139,9 +145,11 @@ class Checker {
   void CheckReduce(const std::vector<const Reply*>& replies);
   bool Begin(Chunk& chunk, const Reply& reply);
   void Apply(Chunk& chunk, const std::vector<const Reply*>& in_sum, const Generation* generation,
-             size_t refused, Samples samples);
+             size_t members, Samples samples);
   void CountLead(GroupId group, const std::vector<const Reply*>& in_sum, Version version);
   void Use(const Reply& reply);
+  void CheckFate(const Reply& reply);
+  size_t MembersOf(const Generation& generation, PushKey push) const;
   void Learn(const std::vector<GroupPlan>& groups, const std::string& how);
   template <typename... Pieces>
   void Fail(const char* invariant, const Pieces&... pieces) {
@@ -155,6 +163,9 @@ class Checker {
   std::map<std::pair<GroupId, GroupGeneration>, std::pair<std::string, std::string>> told_;
   std::map<std::pair<GroupId, GroupGeneration>, Generation> generations_;
   std::map<OperationKey, Answered> answered_;
+  std::set<OperationKey> discarded_;
+  std::map<PushKey, std::vector<NodeRef>> verdicts_;
+  std::map<std::pair<Incarnation, Step>, std::optional<Step>> fates_;  // of pushes; none: discarded
   std::map<RoundKey, Version> applied_rounds_;
   std::map<ChunkKey, Chunk> chunks_;
   std::optional<NodeId> writer_;

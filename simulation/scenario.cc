@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
+#include "common/base/status.h"
 
 namespace paceline::simulation {
 namespace {
@@ -64,17 +65,23 @@ Scenario DrawScenario(Random& random) {
   s.sync = Ticks(static_cast<int64_t>(random.Between(200'000, 20'000'000)));
   s.compact_after = random.OneIn(2) ? random.Between(5, 60) : 0;
   s.reduces = random.OneIn(4);
+  if (!s.job.deterministic && random.OneIn(3)) {
+    s.job.quorum = static_cast<uint32_t>(random.Between(1, s.job.workers));
+    s.job.late = random.OneIn(3) ? Late::kDrop : Late::kCarry;
+  }
   return s;
 }
 
 std::string Describe(const Scenario& s) {
-  return absl::StrCat(s.job.workers, "+", s.spare_workers, " workers, ", s.servers,
-                      " servers, groups ", ToString(s.job.groups), ", ", s.tensors.size(),
-                      " tensors, ", s.job.sample_count, "x", s.job.epochs, " samples by ",
-                      s.job.batch_size, ", ",
-                      s.job.normalization == Normalization::kMean ? "mean" : "sum",
-                      s.job.deterministic ? ", deterministic" : "", s.reduces ? ", reduces" : "",
-                      ", failure timeout ", s.job.failure_timeout_ms, " ms, ", s.faults, " faults");
+  return absl::StrCat(
+      s.job.workers, "+", s.spare_workers, " workers, ", s.servers, " servers, groups ",
+      ToString(s.job.groups), ", ", s.tensors.size(), " tensors, ", s.job.sample_count, "x",
+      s.job.epochs, " samples by ", s.job.batch_size, ", ",
+      s.job.normalization == Normalization::kMean ? "mean" : "sum",
+      s.job.deterministic ? ", deterministic" : "", s.reduces ? ", reduces" : "",
+      s.job.quorum == 0 ? std::string()
+                        : absl::StrCat(", quorum ", s.job.quorum, " ", Absl(Name(s.job.late))),
+      ", failure timeout ", s.job.failure_timeout_ms, " ms, ", s.faults, " faults");
 }
 
 }  // namespace paceline::simulation

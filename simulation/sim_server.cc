@@ -12,6 +12,7 @@ namespace {
 constexpr Ticks kCallTimeout = Seconds(5);
 constexpr Ticks kPause = Milliseconds(100);
 constexpr Ticks kReportInterval = Milliseconds(250);
+constexpr uint64_t kQuestionRoutes = uint64_t{1} << 63;  // above those of connections
 
 // Runs a function when so many have arrived.
 class Arrivals {
@@ -49,6 +50,8 @@ void SimServer::OnKill() {
   known_.clear();
   fenced_.clear();
   outbox_.clear();
+  asked_.clear();
+  askers_.clear();
   report_due_ = calling_ = false;
   lanes_.reset();
   network_->BreakAllOf(this);
@@ -68,6 +71,8 @@ void SimServer::Join() {
                      for (uint32_t i = 0; i < kThreads; ++i) {
                        Lane& lane = (*lanes_)[i];
                        lane.job.emplace(self_.node, i, kThreads, 4u << 20, &lane.pool);
+                       lane.job->OnQuestion(
+                           [this, i](OutgoingQuestion question) { Ask(i, std::move(question)); });
                      }
                      OpenWatch();
                      OnReportDue();
@@ -246,6 +251,77 @@ void SimServer::TakeChunk(NodeRef from, const OutgoingChunk& chunk,
   });
 }
 
+// ---- Verdicts ---------------------------------------------------------------------------------
+
+void SimServer::Ask(uint32_t lane, OutgoingQuestion question) {
+  std::erase_if(asked_, [&](const auto& entry) {
+    return entry.second.first == lane && entry.second.second.push == question.push;
+  });
+  asked_.emplace(++last_token_, std::pair(lane, std::move(question)));
+  SendQuestion(last_token_);
+}
+
+void SimServer::SendQuestion(uint64_t token) {
+  const auto it = asked_.find(token);
+  if (it == asked_.end() || ended_) return;
+  const OutgoingQuestion question = it->second.second;
+  const bool lost = world()->random().OneIn(50);
+  After(world()->random().TimeBetween(Ticks(0), Milliseconds(4)), [this, token, question, lost] {
+    SimServer* const to = find_server(question.to.name);
+    if (lost || !to->alive() || to->self().incarnation != question.to.incarnation) return;
+    to->TakeQuestion(this, token, question);
+  });
+  After(kPause, [this, token] { SendQuestion(token); });
+}
+
+void SimServer::TakeQuestion(SimServer* from, uint64_t token, const OutgoingQuestion& question) {
+  const uint32_t lane = JobShards::ThreadOf(question.lead, kThreads);
+  Operation op;
+  op.kind = OperationKind::kVerdict;
+  op.route = kQuestionRoutes + ++last_token_;
+  op.sender = from->self().node;
+  op.incarnation = from->self().incarnation;
+  op.sequence = Sequence(token);
+  op.job_generation = question.generation;
+  op.group = question.push.group;
+  op.step = op.origin_step = question.push.step;
+  op.chunk = question.lead;
+  op.total_bytes = question.bytes->size();
+  askers_[op.route] = {from, from->life(), token};
+  Post(lane, [this, lane, op, bytes = question.bytes] {
+    JobShards& job = *(*lanes_)[lane].job;
+    if (ended_ || job.plan() == nullptr) return;  // it will ask again
+    Replies replies;
+    job.OnOperation(op, {0, *bytes}, nullptr, world()->now(), &replies);
+    Send(lane, replies);
+  });
+}
+
+void SimServer::Answer(const Reply& reply) {
+  const auto it = askers_.find(reply.to.route);
+  if (it == askers_.end()) return;
+  const Asker asker = it->second;
+  askers_.erase(it);
+  const Ticks takes = world()->random().TimeBetween(Ticks(0), Milliseconds(4));
+  world()->After(takes, [asker, reply] {
+    asker.server->AfterIn(asker.life, Ticks(0),
+                          [asker, reply] { asker.server->OnAnswer(asker.token, reply); });
+  });
+}
+
+void SimServer::OnAnswer(uint64_t token, const Reply& reply) {
+  const auto it = asked_.find(token);
+  if (it == asked_.end() || reply.status == OperationStatus::kNotYet) return;
+  const uint32_t lane = it->second.first;
+  asked_.erase(it);
+  if (reply.status != OperationStatus::kOk) return;
+  Post(lane, [this, lane, answer = reply.state] {
+    Replies replies;
+    (*lanes_)[lane].job->OnVerdict(*answer, world()->now(), &replies);
+    Send(lane, replies);
+  });
+}
+
 void SimServer::Apply(const PrepareDirective& directive) {
   Learn(directive.groups);
   OnEveryThread([](JobShards&, Replies*) {}, AckWhenDone(directive.change));
@@ -357,10 +433,18 @@ void SimServer::TakeFrame(uint32_t lane, uint64_t route, const DataFrame& sent,
 }
 
 void SimServer::Send(uint32_t lane, Replies& replies) {
-  checker_->OnReplies(name(), replies);
   const JobShards& job = *(*lanes_)[lane].job;
   for (const Reply& reply : replies) {
+    const PushKey push{reply.to.group, reply.to.step};
+    if (const Verdict* verdict = job.verdicts().Find(push)) checker_->OnVerdict(push, *verdict);
+  }
+  checker_->OnReplies(name(), replies);
+  for (const Reply& reply : replies) {
     const Operation& op = reply.to;
+    if (op.kind == OperationKind::kVerdict) {
+      Answer(reply);
+      continue;
+    }
     if (bugs_->retry_applied_twice && reply.status == OperationStatus::kOk) {
       answered_.insert({op.chunk, op.incarnation, op.origin_step, op.ordinal});
     }

@@ -75,6 +75,12 @@ class SimServer final : public FrameTaker {
   // A chunk comes whole; false: not yet.
   void TakeChunk(NodeRef from, const OutgoingChunk& chunk, std::function<void(bool)> done);
   void Apply(const EndJobDirective& directive);
+  // As VerdictLinks: again and again until it is answered.
+  void Ask(uint32_t lane, OutgoingQuestion question);
+  void SendQuestion(uint64_t token);
+  void TakeQuestion(SimServer* from, uint64_t token, const OutgoingQuestion& question);
+  void Answer(const Reply& reply);
+  void OnAnswer(uint64_t token, const Reply& reply);
   void Learn(const std::vector<GroupPlan>& groups);
 
   void Post(uint32_t lane, std::function<void()> task);
@@ -111,6 +117,14 @@ class SimServer final : public FrameTaker {
   bool report_due_ = false;
   bool calling_ = false;
   bool ended_ = false;
+  std::map<uint64_t, std::pair<uint32_t, OutgoingQuestion>> asked_;  // by token; of which lane
+  struct Asker {
+    SimServer* server;
+    Life life;
+    uint64_t token;
+  };
+  std::map<uint64_t, Asker> askers_;  // by route
+  uint64_t last_token_ = 0;
 
   // Of the bugs.
   std::set<OperationKey> answered_;

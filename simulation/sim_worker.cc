@@ -93,6 +93,7 @@ void SimWorker::OnStart() {
   samples_finished_ = false;
   in_hand_.clear();
   used_this_step_ = 0;
+  group_is_in_ = Step();
   ledger_ = {};
   outbox_.clear();
   calling_ = busy_ = asked_to_leave_ = gone_ = false;
@@ -234,12 +235,13 @@ void SimWorker::StartRound() {
 
 void SimWorker::BeginBoundary() {
   Enter(Phase::kBoundary);
-  passed_ = group_->step();
+  passed_ = std::max(group_->step() + Step(1), group_is_in_) - Step(1);
   std::set<NodeId> owners;
   for (const PlacedChunk& chunk : chunks_) owners.insert(chunk.owner);
   for (const NodeId owner : owners) {
     auto op = std::make_shared<Op>();
     op->operation = Header(OperationKind::kBoundary);
+    op->operation.origin_step = *passed_;
     op->owner = owner;
     op->waited_for = false;
     Issue(std::move(op));
@@ -248,7 +250,8 @@ void SimWorker::BeginBoundary() {
 }
 
 void SimWorker::AwaitBoundary() {
-  if (!group_->MayAdvance()) return;
+  const Step next = *passed_ + Step(1);
+  if (!group_->MayBegin(next)) return;
   const uint64_t drawn = [&] {
     uint64_t sum = 0;
     for (const SampleRange& range : in_hand_) sum += range.end - range.begin;
@@ -257,7 +260,8 @@ void SimWorker::AwaitBoundary() {
   if (drawn > used_this_step_) ledger_.discarded += drawn - used_this_step_;
   in_hand_.clear();
   used_this_step_ = 0;
-  group_->Advance();
+  group_is_in_ = Step();
+  group_->AdvanceTo(next);
   if (!lease_) {
     lease_.emplace(plan_.spec.seed, static_cast<uint32_t>(plan_.spec.sample_count));
   }

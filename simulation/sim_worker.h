@@ -125,6 +125,8 @@ class SimWorker final : public Process {
   void Connect(NodeId owner);
   void OnReply(NodeId owner, const DataReply& reply);
   void Settle(const OpPtr& op, const DataReply& reply);
+  bool CatchUp(Operation& operation, const DataReply& reply);
+  void IssueAgain(const OpPtr& op, Ticks pause);
 
   // ---- sim_worker_control.cc: directives, heartbeats, what is told to the scheduler
   void OpenWatch();
@@ -171,6 +173,7 @@ class SimWorker final : public Process {
   bool samples_finished_ = false;
   std::vector<SampleRange> in_hand_;
   uint64_t used_this_step_ = 0;
+  Step group_is_in_;  // without what this worker pushed
   WorkerLedger ledger_;
   std::deque<NodeRequest> outbox_;
   bool calling_ = false;

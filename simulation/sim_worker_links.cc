@@ -120,6 +120,29 @@ void SimWorker::OnReply(NodeId owner, const DataReply& reply) {
   Go();
 }
 
+void SimWorker::IssueAgain(const OpPtr& op, Ticks pause) {
+  if (op->waited_for) ++outstanding_;
+  After(pause, [this, op] {
+    op->operation.job_generation = plan_.generation;
+    for (const PlacedChunk& chunk : chunks_) {
+      const bool its = op->operation.kind != OperationKind::kBoundary;
+      if (its && chunk.key == op->operation.chunk) op->owner = chunk.owner;
+    }
+    if (op->waited_for) --outstanding_;
+    Issue(op);
+  });
+}
+
+// As Session::CatchUp.
+bool SimWorker::CatchUp(Operation& operation, const DataReply& reply) {
+  const Step step = std::max(reply.reply.open_step, group_->step());
+  if (operation.group != group_->current().id || !group_->MayCarryTo(step)) return false;
+  if (step > group_->step()) group_->AdvanceTo(step);
+  operation.step = step;
+  operation.group_generation = group_->current().generation;
+  return true;
+}
+
 void SimWorker::Settle(const OpPtr& op, const DataReply& reply) {
   Operation& mine = op->operation;
   if (reply.reply.status == OperationStatus::kOldGeneration) {
@@ -130,22 +153,15 @@ void SimWorker::Settle(const OpPtr& op, const DataReply& reply) {
   switch (reply.reply.status) {
     case OperationStatus::kNotYet:
     case OperationStatus::kOldGeneration:
-    case OperationStatus::kNotOwner: {
+    case OperationStatus::kNotOwner:
+    case OperationStatus::kLate: {
       // The owner says which generation of this group holds for the step.
       if (reply.reply.status == OperationStatus::kOldGeneration &&
           reply.group_generation > mine.group_generation) {
         mine.group_generation = reply.group_generation;
       }
-      if (op->waited_for) ++outstanding_;
-      return After(kRetryPause, [this, op] {
-        op->operation.job_generation = plan_.generation;
-        for (const PlacedChunk& chunk : chunks_) {
-          const bool its = op->operation.kind != OperationKind::kBoundary;
-          if (its && chunk.key == op->operation.chunk) op->owner = chunk.owner;
-        }
-        if (op->waited_for) --outstanding_;
-        Issue(op);
-      });
+      const bool at_once = reply.reply.status == OperationStatus::kLate && CatchUp(mine, reply);
+      return IssueAgain(op, at_once ? Ticks(0) : kRetryPause);
     }
     case OperationStatus::kOk:
     case OperationStatus::kDiscarded:
@@ -157,11 +173,20 @@ void SimWorker::Settle(const OpPtr& op, const DataReply& reply) {
     default:
       return Fail(absl::StrCat("an owner answered status ", static_cast<int>(reply.reply.status)));
   }
-  if (mine.kind != OperationKind::kPushPull) return;
+  if (mine.kind != OperationKind::kPushPull && mine.kind != OperationKind::kPull) return;
   if (mine.chunk == ChunkKey{} && mine.samples.value() > 0) {
     used_this_step_ += mine.samples.value();
     (reply.reply.status == OperationStatus::kOk ? ledger_.applied : ledger_.discarded) +=
         mine.samples.value();
+  }
+  if (reply.reply.status == OperationStatus::kDiscarded) {
+    group_is_in_ = std::max(group_is_in_, reply.reply.open_step);
+    // The weights are owed all the same.
+    mine.kind = OperationKind::kPull;
+    mine.samples = Samples(0);
+    mine.total_bytes = 0;
+    op->payload = nullptr;
+    return IssueAgain(op, Ticks(0));
   }
   if (reply.reply.values.size() != op->elements) return;
   for (size_t i = 0; i < chunks_.size(); ++i) {
