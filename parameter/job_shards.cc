@@ -80,6 +80,7 @@ OperationStatus JobShards::Locate(const Operation& operation, ParameterShard** s
 void JobShards::OnContribution(ParameterShard& shard, const Operation& operation,
                                const Piece& piece, Ticks now, Replies* replies) {
   PACELINE_CHECK(IsContribution(operation.kind));
+  if (shard.Repeats(operation, piece, replies)) return;
   const GroupTable::Admitted admitted =
       groups_.Admit(operation.group, operation.group_generation, operation.step, operation.sender,
                     operation.incarnation);

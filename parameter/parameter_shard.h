@@ -76,6 +76,9 @@ class ParameterShard {
   void Pull(const Operation& operation, Replies* replies);
   void ReadState(const Operation& operation, Replies* replies);
   void WriteState(const Operation& operation, const Piece& piece, Replies* replies);
+  // Whether the operation is a repetition of one that was answered; it is answered once more, under
+  // whatever generation it is sent again.
+  bool Repeats(const Operation& operation, const Piece& piece, Replies* replies);
   // Push, PushPull, Reduce of the member at `position` of `generation`.
   void Contribute(const Operation& operation, const Piece& piece,
                   const GroupTable::Generation& generation, size_t position, Ticks now,

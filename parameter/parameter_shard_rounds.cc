@@ -65,6 +65,21 @@ OperationStatus ParameterShard::Check(const Operation& operation) const {
   return Staleness(version_, operation.base) ? OperationStatus::kOk : OperationStatus::kBadRequest;
 }
 
+bool ParameterShard::Repeats(const Operation& operation, const Piece& piece, Replies* replies) {
+  const auto member = members_.find({operation.group, operation.sender});
+  if (member == members_.end() || member->second.incarnation() != operation.incarnation) {
+    return false;
+  }
+  if (member->second.IsStray(operation.sequence)) return true;
+  OpenOperation* const open = member->second.Find(IdOf(operation));
+  if (open == nullptr || !open->reply) return false;
+  // Of the owner before: it named no step.
+  const bool taken_over = open->operation.sequence == Sequence(0);
+  if (!taken_over && KeyOf(open->operation) != KeyOf(operation)) return false;
+  Again(*open, operation, piece, replies);
+  return true;
+}
+
 void ParameterShard::Contribute(const Operation& operation, const Piece& piece,
                                 const GroupTable::Generation& generation, size_t position,
                                 Ticks now, Replies* replies) {
@@ -231,8 +246,8 @@ void ParameterShard::TellLate(const Operation& operation, Replies* replies) {
   const bool goes_on =
       then != nullptr && std::any_of(then->plan->members.begin(), then->plan->members.end(),
                                      [&](const Member& m) { return RefOf(m) == sender; });
-  const bool drop = verdicts_->drops_late() && KindOf(operation.kind) == RoundKind::kApply;
-  if (drop || !goes_on) return Discard(operation, open, replies);
+  // A Reduce too: in a later step it would be of one that gave its gradients nowhere.
+  if (verdicts_->drops_late() || !goes_on) return Discard(operation, open, replies);
   Reply reply = MakeReply(operation, OperationStatus::kLate);
   reply.open_step = open;
   replies->push_back(std::move(reply));

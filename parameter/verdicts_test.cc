@@ -124,20 +124,20 @@ TEST_F(QuorumTest, DroppedItIsCountedOnce) {
   EXPECT_THAT(lead_.weights(), Each(-3.0f));
 }
 
-TEST_F(QuorumTest, AReduceIsTakenLaterAlsoWhereGradientsAreDropped) {
+// Carried alone it would be all that its sender brings to that step.
+TEST_F(QuorumTest, WhereGradientsAreDroppedALateReduceIsTooAndCountsNothing) {
   lead_.UseQuorum(3, Late::kDrop);
-  const auto reduce = [&](uint32_t number, uint64_t step) {
-    return lead_.Send({.kind = OperationKind::kReduce,
-                       .member = number,
-                       .step = step,
-                       .values = {1, 1},
-                       .origin = 1});
+  const auto reduce = [&](uint32_t number) {
+    return lead_.Send(
+        {.kind = OperationKind::kReduce, .member = number, .step = 1, .values = {1, 1}});
   };
-  for (uint32_t number = 0; number < 2; ++number) EXPECT_THAT(reduce(number, 1), IsEmpty());
-  ASSERT_THAT(reduce(2, 1), SizeIs(3));
-  const std::vector<Reply> late = reduce(3, 1);
+  for (uint32_t number = 0; number < 2; ++number) EXPECT_THAT(reduce(number), IsEmpty());
+  ASSERT_THAT(reduce(2), SizeIs(3));
+  const std::vector<Reply> late = reduce(3);
   ASSERT_THAT(late, SizeIs(1));
-  EXPECT_EQ(late[0].status, OperationStatus::kLate);
+  EXPECT_EQ(late[0].status, OperationStatus::kDiscarded);
+  EXPECT_EQ(late[0].open_step, Step(2));
+  EXPECT_THAT(lead_.shard().staleness().workers(), IsEmpty());
 }
 
 TEST_F(QuorumTest, APartThatIsStillComingIsLeftOut) {

@@ -125,7 +125,8 @@ class SimWorker final : public Process {
   void Connect(NodeId owner);
   void OnReply(NodeId owner, const DataReply& reply);
   void Settle(const OpPtr& op, const DataReply& reply);
-  bool CatchUp(Operation& operation, const DataReply& reply);
+  bool CatchUp(Op& op, const DataReply& reply);
+  void BecomePull(Op& op, const DataReply& reply);
   void IssueAgain(const OpPtr& op, Ticks pause);
 
   // ---- sim_worker_control.cc: directives, heartbeats, what is told to the scheduler

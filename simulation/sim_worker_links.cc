@@ -133,8 +133,21 @@ void SimWorker::IssueAgain(const OpPtr& op, Ticks pause) {
   });
 }
 
+void SimWorker::BecomePull(Op& op, const DataReply& reply) {
+  group_is_in_ = std::max(group_is_in_, reply.reply.open_step);
+  op.operation.kind = OperationKind::kPull;
+  op.operation.samples = Samples(0);
+  op.operation.total_bytes = 0;
+  op.payload = nullptr;
+}
+
 // As Session::CatchUp.
-bool SimWorker::CatchUp(Operation& operation, const DataReply& reply) {
+bool SimWorker::CatchUp(Op& op, const DataReply& reply) {
+  if (phase_ == Phase::kStartRound) {
+    BecomePull(op, reply);
+    return true;
+  }
+  Operation& operation = op.operation;
   const Step step = std::max(reply.reply.open_step, group_->step());
   if (operation.group != group_->current().id || !group_->MayCarryTo(step)) return false;
   if (step > group_->step()) group_->AdvanceTo(step);
@@ -160,7 +173,7 @@ void SimWorker::Settle(const OpPtr& op, const DataReply& reply) {
           reply.group_generation > mine.group_generation) {
         mine.group_generation = reply.group_generation;
       }
-      const bool at_once = reply.reply.status == OperationStatus::kLate && CatchUp(mine, reply);
+      const bool at_once = reply.reply.status == OperationStatus::kLate && CatchUp(*op, reply);
       return IssueAgain(op, at_once ? Ticks(0) : kRetryPause);
     }
     case OperationStatus::kOk:
@@ -173,6 +186,9 @@ void SimWorker::Settle(const OpPtr& op, const DataReply& reply) {
     default:
       return Fail(absl::StrCat("an owner answered status ", static_cast<int>(reply.reply.status)));
   }
+  if (mine.kind == OperationKind::kReduce) {
+    group_is_in_ = std::max(group_is_in_, reply.reply.open_step);
+  }
   if (mine.kind != OperationKind::kPushPull && mine.kind != OperationKind::kPull) return;
   if (mine.chunk == ChunkKey{} && mine.samples.value() > 0) {
     used_this_step_ += mine.samples.value();
@@ -180,12 +196,7 @@ void SimWorker::Settle(const OpPtr& op, const DataReply& reply) {
         mine.samples.value();
   }
   if (reply.reply.status == OperationStatus::kDiscarded) {
-    group_is_in_ = std::max(group_is_in_, reply.reply.open_step);
-    // The weights are owed all the same.
-    mine.kind = OperationKind::kPull;
-    mine.samples = Samples(0);
-    mine.total_bytes = 0;
-    op->payload = nullptr;
+    BecomePull(*op, reply);
     return IssueAgain(op, Ticks(0));
   }
   if (reply.reply.values.size() != op->elements) return;

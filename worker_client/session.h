@@ -126,7 +126,8 @@ class Session {
                                                    const OperationOptions& options) = 0;
   virtual absl::StatusOr<OperationHandle> Push(TensorId tensor, std::span<const float> gradient,
                                                const OperationOptions& options) = 0;
-  // The group's sum into `sum`; nothing is applied.
+  // The group's sum into `sum`; nothing is applied. Zeros of 0 samples, where late contributions
+  // are dropped (JobSpec::late) and the group went on without this one.
   virtual absl::StatusOr<OperationHandle> Reduce(TensorId tensor, std::span<const float> values,
                                                  std::span<float> sum,
                                                  const OperationOptions& options) = 0;

@@ -101,6 +101,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
     bool done = false;
     bool internal = false;  // nobody waits for it
     bool lapsed = false;    // computed on weights that a checkpoint has replaced
+    bool start = false;     // of a start round
     std::function<void(const absl::StatusOr<OperationResult>&)> callback;
   };
 
@@ -159,6 +160,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
     std::span<float> out;
     OperationOptions options;
     std::optional<Ticks> patience = {};  // else options_.deadline
+    bool start = false;                  // of a start round
   };
   // The weights of the start round, which are here already.
   OperationHandle PullStart(Tensor& held, const OpRequest& request) REQUIRES(mutex_);
@@ -173,9 +175,10 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   // After which pause the operation is to be sent again; none: it is done.
   std::optional<Ticks> Settle(Pending& pending, ChunkOp& op, const absl::Status& status)
       REQUIRES(mutex_);
-  // The group went on without the push: it is sent again for a later step, where this worker goes
-  // on. False when that step may not begin yet.
-  bool CatchUp(ChunkOp& op) REQUIRES(mutex_);
+  // The group went on without the operation: it is sent again for a later step, where this worker
+  // goes on. False when that step may not begin yet.
+  bool CatchUp(const Pending& pending, ChunkOp& op) REQUIRES(mutex_);
+  void BecomePull(ChunkOp& op) REQUIRES(mutex_);
   absl::Status FromReply(const Pending& pending, const ChunkOp& op) REQUIRES(mutex_);
   void CountSamples(const Pending& pending, const ChunkOp& op, const absl::Status& status)
       REQUIRES(mutex_);

@@ -119,6 +119,7 @@ absl::StatusOr<uint64_t> SessionImpl::Issue(const OpRequest& request) {
     pending->began = Now();
     pending->deadline = Now() + request.patience.value_or(options_.deadline);
     pending->callback = request.options.done;
+    pending->start = request.start;
     pending->remaining = tensor.chunks.size();
     pending->result.bases = tensor.bases;
     pending->result.versions.resize(tensor.chunks.size());
@@ -224,7 +225,7 @@ std::optional<Ticks> SessionImpl::Settle(Pending& pending, ChunkOp& op,
         reply.group_generation > op.header.group_generation) {
       op.header.group_generation = reply.group_generation;
     }
-    const bool at_once = reply.status == FrameStatus::kLate && CatchUp(op);
+    const bool at_once = reply.status == FrameStatus::kLate && CatchUp(pending, op);
     return at_once ? Ticks(0) : kRetryPause;
   }
   const absl::Status outcome = FromReply(pending, op);
@@ -233,12 +234,13 @@ std::optional<Ticks> SessionImpl::Settle(Pending& pending, ChunkOp& op,
   pending.result.versions[op.index] = reply.version;
   if (pending.kind == FrameKind::kReduce) pending.result.samples = reply.samples;
   CountSamples(pending, op, outcome);
+  if (reply.status == FrameStatus::kDiscarded && op.header.kind == FrameKind::kReduce) {
+    group_is_in_ = std::max(group_is_in_, reply.step);
+    std::fill(op.out.begin(), op.out.end(), std::byte{0});  // no sum is of this step any more
+  }
   if (reply.status == FrameStatus::kDiscarded && op.header.kind == FrameKind::kPushPull) {
-    if (reply.step > op.header.step) group_is_in_ = std::max(group_is_in_, reply.step);
     // The weights are owed all the same: without them all later gradients would be stale too.
-    op.header.kind = FrameKind::kPull;
-    op.header.samples = Samples(0);
-    op.payload = {};
+    BecomePull(op);
     return kRetryPause;
   }
   const bool weights_came = !op.out.empty() && reply.total == op.out.size();
@@ -249,7 +251,20 @@ std::optional<Ticks> SessionImpl::Settle(Pending& pending, ChunkOp& op,
   return std::nullopt;
 }
 
-bool SessionImpl::CatchUp(ChunkOp& op) {
+// The step that the group is in, where the owner said it, is begun after the next boundary.
+void SessionImpl::BecomePull(ChunkOp& op) {
+  if (op.reply.step > op.header.step) group_is_in_ = std::max(group_is_in_, op.reply.step);
+  op.header.kind = FrameKind::kPull;
+  op.header.samples = Samples(0);
+  op.payload = {};
+}
+
+bool SessionImpl::CatchUp(const Pending& pending, ChunkOp& op) {
+  if (pending.start) {
+    // Nobody needs its nothing, and it needs no more than weights.
+    BecomePull(op);
+    return true;
+  }
   // Owners know of different steps; the push goes into one round with all of its chunks.
   const Step step = std::max(op.reply.step, group_->step());
   if (op.reply.group != group_->current().id || !group_->MayCarryTo(step)) return false;

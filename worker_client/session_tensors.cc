@@ -206,6 +206,7 @@ absl::Status SessionImpl::StartRound(const std::vector<uint32_t>& batch) {
       OpRequest request{FrameKind::kPushPull, i, {}, tensors_[i].start, {}};
       request.options.samples = Samples(0);
       request.patience = options_.start_deadline;  // others may start later
+      request.start = true;
       requests.push_back(std::move(request));
     }
   }
