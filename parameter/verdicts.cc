@@ -65,6 +65,11 @@ Step Verdicts::NextFor(PushKey push, NodeRef member) const {
   return said == group->open.end() ? next : std::max(next, said->second);
 }
 
+void Verdicts::Remember(std::set<Step>& over, Step step) {
+  over.insert(step);
+  if (over.size() > kMaxKept) over.erase(over.begin());
+}
+
 bool Verdicts::IsPast(PushKey push, NodeRef member) const {
   if (groups_->IsFenced(member.node, member.incarnation)) return true;
   const std::optional<Step> through =
@@ -78,9 +83,11 @@ void Verdicts::Prune(GroupId id) {
   Group& group = it->second;
   std::erase_if(group.kept, [&](const auto& entry) {
     const std::vector<NodeRef>& members = entry.second.members;
-    return std::all_of(members.begin(), members.end(), [&](const NodeRef& member) {
+    const bool over = std::all_of(members.begin(), members.end(), [&](const NodeRef& member) {
       return IsPast({id, entry.first}, member);
     });
+    if (over && !lead_) Remember(group.over, entry.first);
+    return over;
   });
   std::erase_if(group.open, [&](const auto& entry) {
     return IsPast({id, entry.second}, entry.first);
@@ -205,8 +212,7 @@ void Verdicts::Learn(const VerdictAnswer& answer) {
   if (lead_) return;  // it knows better by now
   Group& group = decided_[answer.push.group];
   if (answer.over) {
-    group.over.insert(answer.push.step);
-    if (group.over.size() > kMaxKept) group.over.erase(group.over.begin());
+    Remember(group.over, answer.push.step);
   } else {
     group.kept[answer.push.step] = answer.verdict;
     if (group.kept.size() > kMaxKept) group.kept.erase(group.kept.begin());

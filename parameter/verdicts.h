@@ -103,7 +103,7 @@ class Verdicts {
   struct Group {
     Step decided_through;
     std::map<Step, Verdict> kept;
-    // Elsewhere: what the lead said.
+    // Elsewhere: what the lead said, and what all of its members are past.
     std::set<Step> over;
     std::map<NodeRef, Step> open;
   };
@@ -124,6 +124,7 @@ class Verdicts {
   void Settle(PushKey push);
   VerdictAnswer AnswerTo(const VerdictQuestion& question) const;
   bool IsPast(PushKey push, NodeRef member) const;
+  static void Remember(std::set<Step>& over, Step step);
 
   const GroupTable* const groups_;
   uint32_t quorum_ = 0;

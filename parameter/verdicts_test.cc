@@ -264,6 +264,18 @@ TEST_F(AskerTest, AsksOnceAndAgainWhenMoreAreDoneOrTheLeadIsAnother) {
   EXPECT_THAT(asker_.TakeQuestions(), IsEmpty());
 }
 
+TEST_F(AskerTest, WhenItsMembersArePastItNobodyElseIsInIt) {
+  asker_.Learn({Push(4), false, {{Ref(0), Ref(1)}, Samples(3), 1.0, "quorum"}, {}});
+  for (uint32_t number = 0; number < 2; ++number) {
+    EXPECT_FALSE(asker_.IsOver(Push(4)));
+    groups_.Cover(kGroup, NodeId(100 + number), Incarnation(1), Step(4));
+    asker_.Prune(kGroup);
+  }
+  EXPECT_TRUE(asker_.IsOver(Push(4)));
+  EXPECT_EQ(asker_.FateOf(Push(4), Ref(3)), Fate::kOut);
+  EXPECT_EQ(asker_.FateOf(Push(5), Ref(3)), Fate::kUndecided);
+}
+
 TEST_F(AskerTest, BecomesTheLeadAndDecidesWhatItHadAskedFor) {
   asker_.Offer(Push(4), {Ref(0), Ref(1), Ref(2)}, Samples(3));
   asker_.Configure(spec_, true);

@@ -1,8 +1,10 @@
 // A quorum closes rounds: who is slow holds nobody up, nothing it computed is lost or counted
 // twice, and a decision holds through deaths and moves.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <filesystem>
 #include <map>
 #include <thread>
 
@@ -155,6 +157,31 @@ TEST(QuorumTest, TheLeadChunkMovesWhileOneIsLate) {
   EXPECT_GE(slow.after, slow.before + Step(20));
   EXPECT_EQ(view.applied, Samples(3000));
   EXPECT_GE(Find(view, "w3").carried, 1u);
+}
+
+// A cut holds the steps after it, and who was left out of the last one before it owes it nothing.
+TEST(QuorumTest, ACheckpointDoesNotWaitForOneThatStopped) {
+  const std::string directory = testing::TempDir() + "chain-quorum-" + std::to_string(getpid());
+  ChainCluster cluster(2);
+  const JobSpec job = QuorumJob("cut", Late::kCarry);
+  Signal cut;
+  RunWorkers(4, [&](uint32_t index) -> absl::Status {
+    PACELINE_ASSIGN_OR_RETURN(auto session, cluster.Connect(job, index));
+    PACELINE_ASSIGN_OR_RETURN(TensorId tensor, PrepareTensor(*session, kElements, 0.0f));
+    if (index == kSlow) cut.Wait();
+    PACELINE_RETURN_IF_ERROR(TrainSteps(*session, tensor, kElements, 10));
+    if (index == 0) {
+      PACELINE_RETURN_IF_ERROR(session->Checkpoint(directory).status());
+      cut.Set();
+    }
+    // Nobody leaves before: three have to be there for a round.
+    while (index != kSlow && !cut.is_set()) {
+      PACELINE_RETURN_IF_ERROR(TrainSteps(*session, tensor, kElements, 1));
+    }
+    return session->Leave("done");
+  });
+  EXPECT_TRUE(std::filesystem::exists(directory));
+  std::filesystem::remove_all(directory);
 }
 
 absl::StatusOr<OperationHandle> Push(Session& session, TensorId tensor, float value,
