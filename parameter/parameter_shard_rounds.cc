@@ -213,7 +213,9 @@ bool ParameterShard::TakeVerdict(const RoundKey& key, Round& round, Replies* rep
   const PushKey push{key.group, key.step};
   if (verdicts_->Find(push) == nullptr && !verdicts_->IsOver(push)) {
     const std::vector<NodeRef> done = round.Done(*groups_, key.group, key.step);
-    if (done.size() >= verdicts_->Needed(round.group())) {
+    // What was decided before a fence may have fewer members that live than now close a round.
+    const bool fenced = round.group().last_fence > GroupGeneration(0);
+    if (done.size() >= verdicts_->Needed(round.group()) || (fenced && !done.empty())) {
       verdicts_->Offer(push, done, round.samples());
     }
   }

@@ -101,7 +101,9 @@ void Verdicts::Offer(PushKey push, const std::vector<NodeRef>& done, Samples sam
   const size_t before = offered.done.size();
   offered.done.insert(done.begin(), done.end());
   offered.samples = samples;
-  if (offered.done.size() > before) offered.asked = false;
+  const GroupTable::Generation* const generation = groups_->InForce(push.group, push.step);
+  const bool quorum = generation != nullptr && offered.done.size() >= Needed(*generation->plan);
+  if (offered.done.size() > before && quorum) offered.asked = false;
   Consider(push);
 }
 

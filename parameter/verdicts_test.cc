@@ -264,6 +264,20 @@ TEST_F(AskerTest, AsksOnceAndAgainWhenMoreAreDoneOrTheLeadIsAnother) {
   EXPECT_THAT(asker_.TakeQuestions(), IsEmpty());
 }
 
+// A push may have been decided with one that is dead by now: two of three are all of it.
+TEST_F(AskerTest, AsksBeforeAQuorumOnceAndAgainWithOne) {
+  asker_.Offer(Push(4), {Ref(0)}, Samples(1));
+  EXPECT_THAT(asker_.TakeQuestions(), SizeIs(1));
+  asker_.Offer(Push(4), {Ref(0), Ref(1)}, Samples(2));
+  EXPECT_THAT(asker_.TakeQuestions(), IsEmpty());
+  asker_.Offer(Push(4), {Ref(0), Ref(1), Ref(2)}, Samples(3));
+  EXPECT_THAT(asker_.TakeQuestions(), SizeIs(1));
+  // At the lead the same is no decision yet.
+  asker_.Configure(spec_, true);
+  asker_.Offer(Push(5), {Ref(0), Ref(1)}, Samples(2));
+  EXPECT_EQ(asker_.Find(Push(5)), nullptr);
+}
+
 TEST_F(AskerTest, WhenItsMembersArePastItNobodyElseIsInIt) {
   asker_.Learn({Push(4), false, {{Ref(0), Ref(1)}, Samples(3), 1.0, "quorum"}, {}});
   for (uint32_t number = 0; number < 2; ++number) {
