@@ -124,7 +124,8 @@ void ParameterShard::Contribute(const Operation& operation, const Piece& piece,
     return;
   }
   OpenOperation* const open = member.Open(id, operation);
-  if (open == nullptr) return Refuse(operation, piece, OperationStatus::kQuota, replies);
+  // A thread of this owner may owe the member an answer, with which it acknowledges many.
+  if (open == nullptr) return Refuse(operation, piece, OperationStatus::kNotYet, replies);
   Round& round = rounds_
                      .try_emplace(KeyOf(operation), id.kind, generation,
                                   settings_.deterministic || verdicts_->in_use(), pool_)
@@ -259,7 +260,7 @@ void ParameterShard::TellLate(const Operation& operation, Replies* replies) {
 void ParameterShard::Discard(const Operation& operation, std::optional<Step> late,
                              Replies* replies) {
   OpenOperation* const kept = OperationsOf(operation).Open(IdOf(operation), operation);
-  if (kept == nullptr) return replies->push_back(MakeReply(operation, OperationStatus::kQuota));
+  if (kept == nullptr) return replies->push_back(MakeReply(operation, OperationStatus::kNotYet));
   Reply reply = MakeReply(operation, OperationStatus::kDiscarded);
   reply.open_step = late.value_or(Step(0));
   kept->reply = reply;

@@ -311,7 +311,7 @@ TEST(Once, OperationsThatAreNeverAcknowledgedAreBounded) {
   for (uint64_t step = 0; step < MemberOperations::kMaxOperations; ++step) {
     ASSERT_EQ(h.Send({.step = step, .values = {0}, .base = step})[0].status, OperationStatus::kOk);
   }
-  EXPECT_EQ(h.Send({.step = 99, .values = {0}})[0].status, OperationStatus::kQuota);
+  EXPECT_EQ(h.Send({.step = 99, .values = {0}})[0].status, OperationStatus::kNotYet);
 }
 
 // ---- What is refused ------------------------------------------------------------------------
