@@ -10,7 +10,7 @@ FILES ?= $(shell git ls-files '*.cc')
 SDK_ROOT := build/sdk
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build run verify-quickstart test test-release test-sanitizers test-fuzz kill-test restart-test checkpoint-kill-test lint format tidy dev bench sdk install clean
+.PHONY: help deps build run verify-quickstart test test-release test-sanitizers test-fuzz kill-test restart-test move-test checkpoint-kill-test punish lint format tidy dev bench sdk install clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -58,26 +58,33 @@ test-fuzz: ## a short run of each fuzz target
 	cmake --build build/fuzz --target fuzzers -j $(JOBS)
 	ctest --preset fuzz -L fuzz --no-tests=error
 
-CLUSTER = python3 tests/life/failure_test.py --bin build/release/bin --probe build/release/tests/life/probe_worker
+LIFE = cmake --preset release && cmake --build build/release --target $(PROGRAMS) probe_worker firewall -j $(JOBS)
+REAL = --bin $(BIN) --probe build/release/tests/life/probe_worker
 KILLS ?= 50
+MINUTES ?= 20
+SEED ?= 1
 
-kill-test: ## kill one of four workers in a round, KILLS times at random moments
-	cmake --preset release
-	cmake --build build/release --target $(PROGRAMS) probe_worker -j $(JOBS)
-	PACELINE_KILLS=$(KILLS) $(CLUSTER) Random
+kill-test: ## kill -9 a worker KILLS times, without a launcher and with one: detection, end of the round
+	$(LIFE)
+	PACELINE_KILLS=$(KILLS) python3 -B tests/life/failure_test.py $(REAL) Random known_at_once
 
 restart-test: ## kill and restart the scheduler 20 times in training, five pairs of runs
-	cmake --preset release
-	cmake --build build/release --target $(PROGRAMS) probe_worker -j $(JOBS)
-	PACELINE_RESTARTS=20 PACELINE_PAIRS=5 $(CLUSTER) Restarts
+	$(LIFE)
+	PACELINE_RESTARTS=20 PACELINE_PAIRS=5 python3 -B tests/life/failure_test.py $(REAL) Restarts
+
+move-test: ## a server joins and drains three times in training, five pairs of runs
+	$(LIFE)
+	PACELINE_MOVES=3 PACELINE_PAIRS=5 python3 -B tests/life/moves_test.py $(REAL) Pairs
+
+punish: ## faults of every kind for MINUTES, drawn from SEED; as root also cut links
+	$(LIFE)
+	/usr/bin/python3 -B tests/punisher/punish.py $(REAL) --minutes $(MINUTES) --seed $(SEED)
 
 CHECKPOINT_KILLS ?= 30
 
 checkpoint-kill-test: ## kill daemons while checkpoints are written, CHECKPOINT_KILLS times
-	cmake --preset release
-	cmake --build build/release --target $(PROGRAMS) probe_worker -j $(JOBS)
-	PACELINE_CHECKPOINT_KILLS=$(CHECKPOINT_KILLS) /usr/bin/python3 -B tests/life/checkpoint_test.py \
-	  --bin build/release/bin --probe build/release/tests/life/probe_worker Killed
+	$(LIFE)
+	PACELINE_CHECKPOINT_KILLS=$(CHECKPOINT_KILLS) /usr/bin/python3 -B tests/life/checkpoint_test.py $(REAL) Killed
 
 lint: ## layout and include rules
 	@echo clang-format-14 --dry-run --Werror; clang-format-14 --dry-run --Werror $(SOURCES)

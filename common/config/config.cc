@@ -302,7 +302,8 @@ absl::StatusOr<ParsedOrExit<WorkerConfig>> LoadWorkerConfig(int argc, const char
       "paceline-worker: trains a built-in model as one worker of a job\n\n"
       "  pacelinectl run --workers 4 -- paceline-worker [FLAG]...\n"
       "  paceline-worker --scheduler HOST:PORT --job NAME [--config FILE] [FLAG]...\n\n"
-      "Exit code 0 when the job is done, 1 on a failure, 2 on a wrong flag or key.\n"};
+      "Exit code 0 when the job is done, or left on a signal or an operator's request;\n"
+      "1 on a failure, 2 on a wrong flag or key.\n"};
   PACELINE_ASSIGN_OR_RETURN(CommandLineResult result, LoadTable(line, argc, argv, env, table, [&] {
                               return FinishWorker(table, config);
                             }));

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """Deaths that a launcher sees, links that go dark, a job that is too small, a scheduler that comes back."""
 
+import datetime
 import json
 import os
 import pathlib
 import random
 import signal
+import shutil
 import subprocess
 import tempfile
 import time
-import shutil
 
 import harness
 from harness import FAILURE_TIMEOUT_S, SLACK_S, until
@@ -90,6 +91,7 @@ class Restarts(harness.ClusterTest):
         for probe in probes:
             self.cluster.start_probe(probe, 3, "--step-ms=20", job=name)
         self.cluster.until_step(probes, 10)
+        members = [g["members"] for g in self.cluster.ask("groups", name)["groups"]]
         began = time.monotonic()
         for i in range(restarts):
             until(lambda: time.monotonic() - began >= seconds * (i + 0.5) / restarts, "the next restart", seconds + 10)
@@ -97,30 +99,22 @@ class Restarts(harness.ClusterTest):
             self.cluster.start_scheduler()
         until(lambda: time.monotonic() - began >= seconds, "the end of the run", seconds + 10)
         longest = max(self.cluster.longest_gap(probe, began) for probe in probes)
-        groups = self.cluster.ask("groups", name)["groups"]
-        self.assertEqual([len(g["members"]) for g in groups], [3], groups)
+        after, _ = until(lambda: self.cluster.ask("groups", name), "the scheduler to answer")
+        self.assertEqual([g["members"] for g in after["groups"]], members)
         self.stop(*probes)
         return longest
 
     def test_the_longest_step_is_that_of_undisturbed_runs(self):
         restarts = int(os.environ.get("PACELINE_RESTARTS", "2"))
-        pairs = int(os.environ.get("PACELINE_PAIRS", "1"))
-        ratios = []
-        for pair in range(pairs):
-            quiet = self.longest_step(f"quiet-{pair}", 0, restarts * 1.5)
-            restarted = self.longest_step(f"restarted-{pair}", restarts, restarts * 1.5)
-            ratios.append(restarted / quiet)
-            print(f"pair {pair}: longest step {quiet * 1000:.0f} ms undisturbed, {restarted * 1000:.0f} ms with "
-                  f"{restarts} restarts", flush=True)
-        # One pair is a look, not a measurement: its bar is that nothing waited for a timeout.
-        if pairs >= 3:
-            self.assertLessEqual(sorted(ratios)[len(ratios) // 2], 2, ratios)
-        else:
-            self.assertLess(restarted, FAILURE_TIMEOUT_S)
+        harness.compare(self, int(os.environ.get("PACELINE_PAIRS", "1")),
+                        lambda pair: self.longest_step(f"quiet-{pair}", 0, restarts * 1.5),
+                        lambda pair: self.longest_step(f"restarted-{pair}", restarts, restarts * 1.5))
 
 
 class Random(harness.ClusterTest):
     """PACELINE_KILLS and PACELINE_SEED choose how often and when; `make kill-test` runs more."""
+
+    SAMPLES = ("--sample-count=100000", "--epochs=100000")
 
     def test_one_of_four_is_killed_at_random_moments(self):
         kills = int(os.environ.get("PACELINE_KILLS", "6"))
@@ -128,28 +122,35 @@ class Random(harness.ClusterTest):
         moments = random.Random(seed)
         names = [f"w{i}" for i in range(4)]
         for name in names:
-            self.cluster.start_probe(name, 4, "--sample-count=1000000", "--epochs=100000")
-        self.cluster.until_step(names, 10)
-        slowest = 0
+            self.cluster.start_probe(name, 4, *self.SAMPLES)
+        self.cluster.until_step(names, 50)
+        exchange = max(self.cluster.longest_gap(name, 0) for name in names)  # longest step so far
+        detections, rounds = [], []
         for _ in range(kills):
             victim = moments.choice(names)
             others = [n for n in names if n != victim]
             time.sleep(moments.uniform(0, 0.05))  # the moment is what is random
-            self.cluster.kill(victim)
             killed = time.monotonic()
-            reached = {n: self.cluster.step(n) for n in others}
-            until(lambda: all(self.cluster.step(n) > reached[n] + 2 for n in others),
-                  lambda: "\n".join([f"survivors of {victim} to go on"] + [self.cluster.log(n) for n in [*others, "scheduler"]]))
-            gap = max(self.cluster.longest_gap(n, killed) for n in others)
-            slowest = max(slowest, gap)
+            self.cluster.kill(victim)
+            detected, _ = until(lambda: self.cluster.moment("fence", f"worker {victim} died", killed), lambda: "\n".join(
+                [f"the death of {victim} to be seen"] + [self.cluster.log(n) for n in [*others, "scheduler"]]))
+            ended, _ = until(lambda: self.cluster.first_after(others, detected), lambda: "\n".join(
+                [f"survivors of {victim} to go on"] + [self.cluster.log(n) for n in [*others, "scheduler"]]))
+            detections.append(detected - killed)
+            rounds.append(ended - detected)
+            message = f"after the death of {victim}, kill {len(rounds)}, seed {seed}"
             # Promised: detection in failure timeout + 0.5 s, then 1 s + one exchange.
-            self.assertLess(gap, FAILURE_TIMEOUT_S + 1.5 + SLACK_S, f"after the death of {victim} at {killed}, seed {seed}"
-                            + "".join("\n" + self.cluster.log(n) for n in [*names, "scheduler"]))
-            self.cluster.start_probe(victim, 4, "--sample-count=1000000", "--epochs=100000")
+            self.assertLess(detections[-1], FAILURE_TIMEOUT_S + 0.5, message)
+            self.assertLess(rounds[-1], 1 + exchange, message + "".join(
+                "\n" + self.cluster.log(n) for n in [*names, "scheduler"]))
+            self.cluster.start_probe(victim, 4, *self.SAMPLES)
             self.cluster.until_members(names, 4)
         self.stop(*names)
-        self.samples_are_accounted_for()
-        print(f"{kills} kills, seed {seed}: the longest step after one was {slowest:.2f} s", flush=True)
+        job = self.samples_are_accounted_for()
+        print(f"{kills} kills, seed {seed}: detected after {min(detections):.2f} to {max(detections):.2f} s (failure "
+              f"timeout {FAILURE_TIMEOUT_S} s), the round over {sorted(rounds)[kills // 2] * 1000:.0f} ms after that in "
+              f"the median, {max(rounds) * 1000:.0f} ms at most; 0 hangs; ledger exact: {job['samples_drawn']} drawn, "
+              f"{job['samples_applied']} applied, {job['samples_returned']} returned", flush=True)
 
 
 class Launched:
@@ -179,6 +180,10 @@ class Launched:
         path = self.folder / "run" / "summary.json"
         return json.loads(path.read_text()) if path.exists() else {}
 
+    def times(self, name):
+        """time.monotonic() of the steps of a probe."""
+        return [int(line.rsplit("=", 1)[1]) / 1e6 for line in self.text(name).splitlines() if line.startswith("step=")]
+
     def pids(self):
         return {p["name"]: p["pid"] for p in self.summary().get("processes", []) if not p.get("ended")}
 
@@ -199,21 +204,35 @@ class LauncherTest(harness.ClusterTest):
         until(lambda: not any(pathlib.Path(f"/proc/{pid}").exists() for pid in pids.values()), "no orphan", 5)
 
     def test_a_death_that_the_launcher_sees_is_known_at_once(self):
+        """PACELINE_KILLS chooses how often."""
+        kills = int(os.environ.get("PACELINE_KILLS", "3"))
         # Half a minute of silence would be needed without it.
-        launched = Launched(self, "--workers=3", "--servers=1", "--failure-timeout-ms=30000", "--restarts=1")
-        pids = launched.running()
+        launched = Launched(self, "--workers=3", "--servers=1", "--failure-timeout-ms=30000", f"--restarts={kills}")
+        launched.running()
+        offset = time.time() - time.monotonic()
         survivor = "worker-0"
-        os.kill(pids["worker-2"], signal.SIGKILL)
-        killed = time.monotonic()
-        until(lambda: "died: its process ended: signal 9" in launched.text("scheduler"), launched.text, 5)
-        steps = launched.text(survivor).count("\nstep=")
-        until(lambda: launched.text(survivor).count("\nstep=") > steps + 5, "the survivors to go on", 5)
-        times = [int(line.rsplit("=", 1)[1]) / 1e6 for line in launched.text(survivor).splitlines()
-                 if line.startswith("step=")]
-        gap = max(b - a for a, b in zip(times, times[1:]) if b > killed)
-        # Promised: detection in 0.2 s, then the round within 1 s.
-        self.assertLess(gap, 0.2 + 1 + SLACK_S)
-        until(lambda: launched.text("worker-2").count("started ") == 2, "worker-2 to be back")
+        detections, gaps, dead = [], [], set()
+        for kill in range(kills):
+            pids, _ = until(lambda: (lambda now: now.get("worker-2", 0) not in {0, *dead} and now)(launched.pids()),
+                            "the launcher to name worker-2's new process")
+            dead.add(pids["worker-2"])
+            killed = time.monotonic()
+            os.kill(pids["worker-2"], signal.SIGKILL)
+            fences = lambda: [line.split()[0] for line in launched.text("scheduler").splitlines()
+                              if "fence: worker worker-2 died: its process ended: signal 9" in line]
+            until(lambda: len(fences()) > kill, launched.text, 5)
+            said = datetime.datetime.strptime(fences()[kill], "%Y-%m-%dT%H:%M:%S.%f%z").timestamp() - offset
+            detections.append(said - killed)
+            until(lambda: launched.times(survivor)[-1] > said + 0.05, "the survivors to go on", 5)
+            times = launched.times(survivor)
+            gaps.append(max(b - a for a, b in zip(times, times[1:]) if b > killed))
+            # Promised: detection in 0.2 s, then the round within 1 s.
+            self.assertLess(detections[-1], 0.2)
+            self.assertLess(gaps[-1], 0.2 + 1 + SLACK_S)
+            until(lambda: launched.text("worker-2").count("started ") == kill + 2, "worker-2 to be back")
+        print(f"{kills} deaths that the launcher saw: detected after {max(detections) * 1000:.0f} ms at most, longest step "
+              f"of a survivor {max(gaps) * 1000:.0f} ms", flush=True)
+        pids = launched.running()
         launched.process.send_signal(signal.SIGTERM)
         self.assertEqual(launched.process.wait(timeout=5), 128 + signal.SIGTERM)
         self.nothing_is_left(pids)

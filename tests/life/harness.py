@@ -52,11 +52,16 @@ class Cluster:
         self.processes = {}
         self.starts = {}  # name -> where in its log the newest process begins
         self.address = None
+        self.env = {}  # of what the operator calls
 
     # ---- Processes
 
+    def place(self, name):
+        """What goes before a command that is to run where `name` is."""
+        return []
+
     def start(self, name, program, *flags, ready=False, env=None):
-        command = [str(program if pathlib.Path(program).is_absolute() else BIN / program), *flags]
+        command = [*self.place(name), str(program if pathlib.Path(program).is_absolute() else BIN / program), *flags]
         descriptors, end = (), None
         if ready:
             begin, end = os.pipe()
@@ -147,6 +152,11 @@ class Cluster:
         until(lambda: all(self.members(n) == members for n in names),
               lambda: f"groups of {members}\n" + "\n".join(self.log(n) for n in [*names, "scheduler"]))
 
+    def first_after(self, names, moment):
+        """time.monotonic() at which the last of the probes had made a step that ended after the moment; None before."""
+        ends = [next((t for _, _, _, t in self.steps(name) if t > moment), None) for name in names]
+        return None if None in ends else max(ends)
+
     def longest_gap(self, name, since):
         """Between two steps of a probe that ended after `since` (time.monotonic())."""
         times = [t for _, _, _, t in self.steps(name)]
@@ -155,8 +165,9 @@ class Cluster:
     # ---- What the operator sees
 
     def ctl(self, *arguments):
-        return subprocess.run([str(BIN / "pacelinectl"), *arguments, f"--scheduler={self.address}"],
-                              capture_output=True, text=True)
+        return subprocess.run([*self.place("operator"), str(BIN / "pacelinectl"), *arguments,
+                               f"--scheduler={self.address}"], capture_output=True, text=True,
+                              env={**os.environ, **self.env})
 
     def ask(self, command, job="job"):
         reply = self.ctl(command, *([job] if command not in ("status", "nodes") else []), "--json")
@@ -169,6 +180,16 @@ class Cluster:
 
     def events(self, kind, job="job"):
         return [e["text"] for e in self.ask("events", job) or [] if e["kind"] == kind]
+
+    def moment(self, kind, text, since, job="job"):
+        """time.monotonic() of the first such event after `since`; the scheduler writes the time of day, in ms."""
+        offset = time.time() - time.monotonic()
+        reply = self.ctl("events", job, "--json", "--limit=10000")
+        for event in map(json.loads, reply.stdout.splitlines()):
+            at = event["unix_time_ms"] / 1000 - offset
+            if event["kind"] == kind and text in event["text"] and at >= since - 0.001:
+                return at
+        return None
 
     def group_step(self, group):
         """The step of a group; 0 when it is not there."""
@@ -219,6 +240,23 @@ class ClusterTest(unittest.TestCase):
         if samples is not None:
             self.assertEqual(view["samples_applied"] + view["samples_discarded"], samples, view)
         return view
+
+
+def compare(test, pairs, quiet, disturbed, allowed=2.0):
+    """Runs the two in turn; each returns a longest step in seconds. The median of their ratios is the measure.
+
+    One or two pairs are a look, not a measurement: their bar is that nothing waited for a timeout."""
+    ratios = []
+    for pair in range(pairs):
+        calm, rough = quiet(pair), disturbed(pair)
+        ratios.append(rough / calm)
+        print(f"pair {pair}: longest step {calm * 1000:.0f} ms undisturbed, {rough * 1000:.0f} ms otherwise", flush=True)
+        if pairs < 3:
+            test.assertLess(rough, FAILURE_TIMEOUT_S)
+    median = sorted(ratios)[len(ratios) // 2]
+    print(f"median ratio {median:.2f} of {pairs} pairs (bound {allowed:g} from 3 pairs on)", flush=True)
+    if pairs >= 3:
+        test.assertLessEqual(median, allowed, ratios)
 
 
 def run_one(test):

@@ -1,7 +1,11 @@
 #!/usr/bin/env python3
 """Chunks move to other servers while jobs run. Every step of every probe checks each weight."""
 
+import os
+import re
 import signal
+import socket
+import threading
 import time
 
 import harness
@@ -73,6 +77,61 @@ class Moves(harness.ClusterTest):
         self.cluster.start_probe("w2", 3, *self.MODEL, "--sample-count=1000000", "--epochs=100000")
         self.cluster.until_members(names, 3)
         self.exact(names)
+
+
+def seconds_to_send(length):
+    """Of so many bytes through a socket on loopback, here and now."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sender:
+        receiver, _ = server.accept()
+        begin = time.monotonic()
+        thread = threading.Thread(target=sender.sendall, args=(bytes(length),))
+        thread.start()
+        while length > 0:
+            length -= len(receiver.recv(1 << 20))
+        thread.join()
+        receiver.close()
+        return time.monotonic() - begin
+
+
+class Pairs(harness.ClusterTest):
+    """PACELINE_MOVES and PACELINE_PAIRS choose how often; `make move-test` runs what is promised."""
+
+    MODEL = ("--elements=200000", "--tensors=8", "--chunk-bytes=65536", "--step-ms=20")  # 6.4 MB
+    EACH_S = 3
+
+    def longest_step(self, name, moves):
+        """Of a run in which server-2 joins and drains so many times, without moving the bytes; or of one as long."""
+        probes = [f"{name}-{i}" for i in range(3)]
+        for probe in probes:
+            self.cluster.start_probe(probe, 3, *self.MODEL, job=name)
+        self.cluster.until_step(probes, 10)
+        began = time.monotonic()
+        spent = 0
+        for i in range(moves or int(os.environ.get("PACELINE_MOVES", "1"))):
+            if moves:
+                self.cluster.start_server("server-2")
+                until(lambda: any(n["name"] == "server-2" and n["chunks"] > 20
+                                  for n in self.cluster.ask("nodes")["nodes"]),
+                      lambda: "server-2 to own its share\n" + self.cluster.log("scheduler") + self.cluster.log("server-2"))
+                reply = self.cluster.ctl("drain", "server-2")
+                self.assertEqual(reply.returncode, 0, reply.stderr)
+                self.cluster.kill("server-2", signal.SIGTERM)
+                self.assertEqual(self.cluster.wait("server-2", 5), 0)
+            until(lambda: time.monotonic() - began >= self.EACH_S * (i + 1), "the next move")
+        longest = max(self.cluster.longest_gap(probe, began) for probe in probes)
+        if moves:
+            batches = [int(n) for text in self.cluster.events("move", name) for n in re.findall(r"\((\d+) bytes\)", text)]
+            self.assertGreaterEqual(len(batches), 2 * moves)
+            spent = seconds_to_send(max(batches))
+            print(f"{len(batches)} batches of at most {max(batches)} bytes; these take {spent * 1000:.1f} ms", flush=True)
+        self.stop(*probes)
+        return longest - spent
+
+    def test_the_longest_step_is_that_of_undisturbed_runs(self):
+        moves = int(os.environ.get("PACELINE_MOVES", "1"))
+        harness.compare(self, int(os.environ.get("PACELINE_PAIRS", "1")),
+                        lambda pair: self.longest_step(f"quiet-{pair}", 0),
+                        lambda pair: self.longest_step(f"moved-{pair}", moves))
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ absl::Status TrainAsMember(Model& model, const DatasetSplit& data, const Program
   TrainingLoop loop(*session, model, data, options, index, Clock::Real(), stop_requested);
   const absl::StatusOr<TrainingResult> trained = loop.Run();
   *again = session->declared_dead() && !stop_requested.load();
-  if (absl::IsCancelled(trained.status()) && session->asked_to_leave()) {
+  if (absl::IsCancelled(trained.status()) && (stop_requested || session->asked_to_leave())) {
     std::printf("%s\n", std::string(trained.status().message()).c_str());
     return absl::OkStatus();
   }

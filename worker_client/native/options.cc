@@ -112,6 +112,10 @@ void AddProgramKeys(KeyTable& table, ProgramOptions& o) {
              "file for the final weights (safetensors); every worker that finishes writes "
              "the same bytes",
              &o.save);
+  table.Text("step_log",
+             "file that gets a line for each step in a job: its number, the members of the group, "
+             "the end of the step in microseconds of the monotonic clock",
+             &o.step_log);
   SlowdownKey(table, &o.slowdown);
   table.Number("step_time_ms", "least time of a step's computation, before its slowdown", 0,
                3'600'000, &o.step_time_ms);

@@ -27,6 +27,7 @@ struct ProgramOptions {
   uint64_t max_steps = 0;  // of a group; 0 = no limit
   uint64_t eval_every = 0;
   std::string save;
+  std::string step_log;
   std::vector<double> slowdown;  // by worker index; 1 where there is none
   uint32_t step_time_ms = 0;
   uint32_t standalone = 0;  // workers of the reference; 0 = take part in a job

@@ -1,11 +1,16 @@
 #include "worker_client/native/training_loop.h"
 
+#include <errno.h>
+#include <string.h>
+
 #include <chrono>
+#include <cinttypes>
 #include <future>
 #include <map>
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/status.h"
 #include "worker_client/native/pacing.h"
 
@@ -30,6 +35,7 @@ TrainingLoop::TrainingLoop(Session& session, Model& model, const DatasetSplit& d
       stop_(stop) {}
 
 absl::StatusOr<TrainingResult> TrainingLoop::Run() {
+  PACELINE_RETURN_IF_ERROR(OpenStepLog());
   PACELINE_RETURN_IF_ERROR(Prepare());
   for (bool more = true; more;) {
     if (stop_.load(std::memory_order_relaxed)) return LeaveEarly("stopped by a signal");
@@ -77,7 +83,9 @@ absl::StatusOr<bool> TrainingLoop::TrainStep() {
   progress_ = batch.progress;
   ComputeGradient(batch);
   PACELINE_RETURN_IF_ERROR(Exchange(Samples(batch.indices.size())));
+  const Step step = session_.step();
   PACELINE_RETURN_IF_ERROR(session_.AtStepBoundary());
+  LogStep(step);
   ++result_.steps;
   result_.samples += Samples(batch.indices.size());
   Report(last_);
@@ -126,6 +134,24 @@ absl::Status TrainingLoop::OnEveryTensor(
   for (const OperationHandle operation : operations)
     first.Update(session_.Wait(operation).status());
   return first;
+}
+
+// Appends: a worker that is started again, or joins again, goes on in the same file.
+absl::Status TrainingLoop::OpenStepLog() {
+  if (options_.step_log.empty()) return absl::OkStatus();
+  step_log_.reset(std::fopen(options_.step_log.c_str(), "ae"));
+  if (step_log_ == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("step_log: cannot open ", options_.step_log, ": ", strerror(errno)));
+  }
+  setvbuf(step_log_.get(), nullptr, _IOLBF, 0);
+  return absl::OkStatus();
+}
+
+void TrainingLoop::LogStep(Step step) {
+  if (step_log_ == nullptr) return;
+  std::fprintf(step_log_.get(), "step=%" PRIu64 " members=%u at_us=%" PRId64 "\n", step.value(),
+               session_.group_size(), clock_.Now().value() / 1000);
 }
 
 void TrainingLoop::Report(const BatchResult& batch) {

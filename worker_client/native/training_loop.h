@@ -4,7 +4,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdio>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
@@ -49,6 +51,8 @@ class TrainingLoop {
   // memory of each until it is done. The first error wins.
   absl::Status OnEveryTensor(
       const std::function<absl::StatusOr<OperationHandle>(size_t tensor)>& issue);
+  absl::Status OpenStepLog();
+  void LogStep(Step step);
   void Report(const BatchResult& batch);
   absl::Status WaitForOthers();
   absl::Status PullAll();
@@ -61,6 +65,8 @@ class TrainingLoop {
   const double slowdown_;
   const Clock& clock_;
   const std::atomic<bool>& stop_;
+
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> step_log_{nullptr, std::fclose};
 
   uint32_t batch_size_ = 0;
   double progress_ = 0;  // of the newest batch

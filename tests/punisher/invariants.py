@@ -1,0 +1,125 @@
+"""What must hold after a lap, and after all of them."""
+
+from cluster import Violation, harness
+from script import CANARIES, SCHEDULER
+from watch import slope
+
+TRAINING_SAMPLES = 55_000
+# Of the final accuracy against the undisturbed run: one point.
+ACCURACY = 0.01
+# Memory: the second half of a life of two minutes or more. A step adds nothing; a leak of one record of 64 bytes at
+# each of 150 steps a second would be 9.6 kB/s. What grows by itself stays below a third of that: the heap's last
+# pages, the scheduler's events (bounded, 1000 of them) and its journal's cache.
+LIFE_S = 120
+SLOPE_BYTES_PER_S = 3_000
+
+
+# Owners report once more when the last worker has left.
+LAST_REPORT_S = 5
+
+
+def dealt_with(counts):
+    return sum(counts[f"samples_{part}"] for part in ("applied", "discarded", "returned"))
+
+
+def exact(what, counts):
+    if counts["samples_drawn"] != dealt_with(counts):
+        raise Violation(f"ledger of {what}: drawn {counts['samples_drawn']}, applied + discarded + returned "
+                        f"{dealt_with(counts)}: {counts}")
+
+
+def finished(run, job):
+    """The job's view once it is over and every sample is dealt with, or what it is after waiting for that."""
+    view = None
+
+    def over():
+        nonlocal view
+        view = run.ask("jobs", job) or view
+        return view and view["state"] == "finished" and view["samples_drawn"] == dealt_with(view)
+
+    try:
+        harness.until(over, "the end", LAST_REPORT_S)
+    except AssertionError:
+        if not view or view["state"] != "finished":
+            raise Violation(f"{job} is not finished {LAST_REPORT_S} s after its last worker ended: {view}") from None
+    return view
+
+
+def ledger(run, job, samples=None):
+    """Counted by the scheduler (job), by owners (per worker) and by the workers themselves: the same, to the sample."""
+    view = finished(run, job)
+    exact(job, view)
+    if samples is not None and view["samples_applied"] + view["samples_discarded"] != samples:
+        raise Violation(f"{job}: {samples} samples were to be trained on, applied + discarded are "
+                        f"{view['samples_applied']} + {view['samples_discarded']}")
+    staleness = run.ask("staleness", job)
+    for worker in staleness["by_worker"]:
+        name, own = worker["worker"], worker["own_counts"]
+        exact(f"{job}, worker {name}", worker)
+        exact(f"{job}, worker {name} by its own count", own)
+        # Its own count is of its last incarnation.
+        if run.text(SCHEDULER).count(f"job {job}: join: worker {name},") > 1:
+            continue
+        for part, count in own.items():
+            if count != worker[part]:
+                raise Violation(f"{job}, worker {name}: {part} is {worker[part]}, {count} by its own count")
+    for part in ("drawn", "applied", "discarded", "returned"):
+        total = sum(w[f"samples_{part}"] for w in staleness["by_worker"])
+        if total != view[f"samples_{part}"]:
+            raise Violation(f"{job}: samples_{part} is {view[f'samples_{part}']}, {total} over its workers")
+    for group in staleness["by_group"]:
+        if group["sum"] != group["formula_sum"]:
+            raise Violation(f"{job}, group {group['group']}: staleness {group['sum']}, {group['formula_sum']} by "
+                            "versions alone")
+    return view
+
+
+def accuracy(view, undisturbed=None):
+    """Of the workers that finished: they have the same weights."""
+    found = {m["worker"]: m["value"] for m in view["metrics"] if m["name"] == "test_accuracy"}
+    if not found or len(set(found.values())) != 1:
+        raise Violation(f"workers end with different weights: test accuracies {found}")
+    value = next(iter(found.values()))
+    if undisturbed is not None and value < undisturbed - ACCURACY:
+        raise Violation(f"test accuracy {value:.4f}, {undisturbed:.4f} undisturbed")
+    return value
+
+
+def canaries(run):
+    for name in CANARIES:
+        wrong = [line for line in run.text(name).splitlines() if "WRONG" in line]
+        if wrong:
+            raise Violation(f"{name}: {wrong[0]}")
+
+
+def slopes(memory):
+    """[(bytes a second, whose, bytes)] of the processes that lived long enough, steepest first."""
+    found = []
+    for (name, pid), points in memory.lives.items():
+        if points[-1][0] - points[0][0] < LIFE_S:
+            continue
+        middle = (points[0][0] + points[-1][0]) / 2
+        found.append((slope([p for p in points if p[0] >= middle]), f"{name} ({pid})", points[-1][1]))
+    return sorted(found, reverse=True)
+
+
+def flat(slopes):
+    for grows, who, size in slopes:
+        if grows > SLOPE_BYTES_PER_S:
+            raise Violation(f"memory of {who} grows by {grows / 1000:.1f} kB/s, now {size / 1e6:.1f} MB; allowed "
+                            f"{SLOPE_BYTES_PER_S / 1000:g} kB/s")
+
+
+def nothing_left(run):
+    strays = run.strays()
+    if strays:
+        raise Violation(f"processes are left: {strays}")
+    held = []
+    for name, port in run.ports.items():
+        listening = run.network.listening(name)
+        if port in listening:
+            held.append(f"{name}: {port}")
+    if held:
+        raise Violation(f"ports are held: {held}")
+
+
