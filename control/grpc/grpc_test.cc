@@ -161,9 +161,14 @@ TEST_F(GrpcTest, CarriesWhatAnOperatorAsks) {
   EXPECT_EQ(std::get<CheckpointReply>(*taken), (CheckpointReply{"/c/1", {{GroupId(1), Step(2)}}}));
   const ResumeJobRequest resume{"x", "/c/1", samples::Manifest()};
   EXPECT_TRUE(client_->Operate(resume, Seconds(30)).ok());
-  const std::vector<OperatorRequest> expected{
-      StatusQuery{"a"}, EventsQuery{5, 6, "a"}, StopJobRequest{"x", true, "r"}, ended, removed,
-      drained, CheckpointJobRequest{"x", "/c"}, resume};
+  const std::vector<OperatorRequest> expected{StatusQuery{"a"},
+                                              EventsQuery{5, 6, "a"},
+                                              StopJobRequest{"x", true, "r"},
+                                              ended,
+                                              removed,
+                                              drained,
+                                              CheckpointJobRequest{"x", "/c"},
+                                              resume};
   EXPECT_TRUE(service_.operations == expected);
 }
 

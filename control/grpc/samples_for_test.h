@@ -234,8 +234,8 @@ inline JobView JobDetails() {
   view.groups = {{Group(), Step(24), 25}};
   view.group_staleness = {{GroupTau(), {"w-0", "w-1"}, 1.5, 2.5, 3.5, 4.5, 5, -6, 7}};
   view.worker_staleness = {{"w-0", GroupId(1), Tau(), 1.5, 2.5, 3.5, 4.5, 5, 6, Samples(1),
-                            Samples(2), Samples(3), Samples(4), Samples(5), Samples(6), Samples(7),
-                            Samples(8)}};
+                            Samples(2), Samples(3), Samples(4), 31, 32, Samples(5), Samples(6),
+                            Samples(7), Samples(8)}};
   view.metrics = {{"loss", 0.5, "w-0", Step(30)}};
   view.tensors = WholePlan().tensors;
   view.lineage = 2;

@@ -62,7 +62,6 @@ class ShardThread {
   bool HasEnded(JobId job) const { return ended_.contains(job); }
   std::vector<JobAtServer> Report() const;
   Ticks Now() const;
-  uint32_t index() const { return index_; }
   // Sends what a task or frame of `job` gave rise to.
   void Send(JobId job, ParameterShard::Replies& replies);
 

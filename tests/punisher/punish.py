@@ -256,7 +256,7 @@ def arguments():
     parser.add_argument("--minutes", type=float, default=1, help="of faults, without start and end")
     parser.add_argument("--script", type=pathlib.Path, help="faults of one lap, in place of drawn ones")
     parser.add_argument("--links", choices=("auto", "on", "off"), default="auto", help="network namespaces")
-    parser.add_argument("--failure-timeout", type=float, default=3.0)
+    parser.add_argument("--failure-timeout", type=float, default=5.0, help="seconds")
     parser.add_argument("--undisturbed", type=float, help="accuracy of an undisturbed run that was made before")
     parser.add_argument("--step-ms", type=int, default=100)
     parser.add_argument("--verbose", action="store_true", help="print each fault when it comes")
