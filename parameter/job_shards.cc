@@ -27,6 +27,9 @@ void JobShards::OnOperation(const Operation& operation, const Piece& piece,
   if (operation.kind == OperationKind::kBoundary) {
     return OnBoundary(operation, boundary, now, replies);
   }
+  if (const auto refused = refused_messages_.Find(operation, piece)) {
+    return Refuse(operation, piece, *refused, replies);
+  }
   if (operation.kind == OperationKind::kMoveShard) {
     return OnMoveShard(operation, piece, now, replies);
   }
@@ -49,16 +52,19 @@ void JobShards::OnOperation(const Operation& operation, const Piece& piece,
   }
   switch (operation.kind) {
     case OperationKind::kInit:
-      return shard->Init(operation, piece, replies);
+      shard->Init(operation, piece, replies);
+      break;
     case OperationKind::kWriteState:
-      return shard->WriteState(operation, piece, replies);
+      shard->WriteState(operation, piece, replies);
+      break;
     case OperationKind::kPull:
       return shard->Pull(operation, replies);
     case OperationKind::kReadState:
       return shard->ReadState(operation, replies);
     default:
-      return OnContribution(*shard, operation, piece, now, replies);
+      OnContribution(*shard, operation, piece, now, replies);
   }
+  if (const auto refused = shard->TakeRefusal()) refused_messages_.Add(operation, *refused);
 }
 
 OperationStatus JobShards::Locate(const Operation& operation, ParameterShard** shard) {
@@ -144,7 +150,11 @@ void JobShards::AnswerBoundary(const Operation& operation, BoundaryAnswer& answe
 
 void JobShards::Refuse(const Operation& operation, const Piece& piece, OperationStatus status,
                        Replies* replies) {
-  if (IsLast(operation, piece)) Answer(operation, status, replies);
+  if (!IsLast(operation, piece)) {
+    if (status != OperationStatus::kOk) refused_messages_.Add(operation, status);
+    return;
+  }
+  Answer(operation, status, replies);
 }
 
 void JobShards::Answer(const Operation& operation, OperationStatus status, Replies* replies) {
@@ -243,7 +253,8 @@ void JobShards::AddOwned(const TensorPlan& tensor, uint32_t chunk, uint64_t elem
   if (it != shards_.end()) {
     it->second.Configure(SettingsOf(tensor, chunk));
   } else if (MoveOf(key) != nullptr) {
-    arriving_[key].elements = elements;
+    Arrival& arrival = arriving_[key];
+    if (arrival.move != plan_->plan.move) arrival = {elements, plan_->plan.move, {}};
     return;
   } else if (plan_->over_quota || (arriving_.contains(key) && !restores)) {
     return;

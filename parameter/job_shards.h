@@ -21,6 +21,7 @@
 #include "parameter/chunk_snapshot.h"
 #include "parameter/group_table.h"
 #include "parameter/parameter_shard.h"
+#include "parameter/refused_messages.h"
 #include "parameter/verdicts.h"
 #include "plan/messages.h"
 #include "plan/plan.h"
@@ -46,6 +47,7 @@ struct PreparedPlan {
 struct OutgoingChunk {
   JobId job;
   JobGeneration generation;  // of the plan that moved it
+  uint64_t move = 0;         // the number of the move in it
   ChunkKey chunk;
   ServerInfo to;
   Handover state;
@@ -97,6 +99,9 @@ class JobShards {
   void OnQuestion(Question question) { question_ = std::move(question); }
   // The lead owner's answer; one that cannot be read is as none.
   void OnVerdict(std::span<const std::byte> answer, Ticks now, Replies* replies);
+  // The bytes of a chunk that was given away and that `move` gives back.
+  void TakeBack(ChunkKey key, uint64_t move, std::span<const std::byte> bytes, Ticks now,
+                Replies* replies);
   void Commit(const CommitDirective& directive, Ticks now, Replies* replies);
   void Fence(const FenceDirective& directive, Ticks now, Replies* replies);
   void Seal(const std::vector<TensorId>& tensors, Ticks now, Replies* replies);
@@ -121,6 +126,8 @@ class JobShards {
   const Verdicts& verdicts() const { return verdicts_; }
   // What a refusal tells the sender to catch up to.
   GroupGeneration GenerationFor(GroupId group, Step step) const;
+  // The channel of this route is closed.
+  void CloseRoute(uint64_t route) { refused_messages_.CloseRoute(route); }
   void CountRefusal(OperationStatus status) { ++refused_[static_cast<size_t>(status)]; }
   JobAtServer Report() const;
 
@@ -134,9 +141,8 @@ class JobShards {
   // A chunk whose state is on its way; its parts may come again after a lost connection.
   struct Arrival {
     uint64_t elements = 0;
+    uint64_t move = 0;  // that brings it
     std::vector<std::byte> bytes;
-    std::vector<bool> in;  // by piece
-    uint64_t missing = 0;
   };
   struct Cut {
     std::map<GroupId, Step> steps;
@@ -166,6 +172,7 @@ class JobShards {
   const ChunkMove* MoveOf(ChunkKey key) const;
   void GiveAway(ChunkKey key, ParameterShard& shard, Replies* replies);
   void OnMoveShard(const Operation& operation, const Piece& piece, Ticks now, Replies* replies);
+  void Arrived(ChunkKey key, Ticks now, Replies* replies);
   absl::Status Install(ChunkKey key, std::span<const std::byte> bytes);
   ChunkKey LeadChunk() const { return {plan_->plan.lead_tensor, ChunkIndex(0)}; }
   void FollowLead(Replies* replies);
@@ -195,6 +202,7 @@ class JobShards {
   std::function<void()> arrived_;
   std::vector<Parked> parked_;
   uint64_t parked_bytes_ = 0;
+  RefusedMessages refused_messages_;
   std::optional<Cut> cut_;
   std::array<uint64_t, kOperationStatuses> refused_{};
 };

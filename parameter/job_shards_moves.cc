@@ -1,8 +1,8 @@
 // Chunks that come to this owner or go from it.
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
+#include "common/base/check.h"
 #include "parameter/job_shards.h"
 
 namespace paceline {
@@ -23,7 +23,7 @@ void JobShards::GiveAway(ChunkKey key, ParameterShard& shard, Replies* replies) 
   if (move == nullptr || to == plan.servers.end() || !hand_over_) {
     return shard.Abandon(OperationStatus::kNotOwner, replies);
   }
-  OutgoingChunk out{plan.job, plan.generation, key, *to, shard.HandOver(replies)};
+  OutgoingChunk out{plan.job, plan.generation, plan.move, key, *to, shard.HandOver(replies)};
   if (key == LeadChunk()) out.state.verdicts = verdicts_.HandOver();
   hand_over_(std::move(out));
 }
@@ -33,9 +33,10 @@ void JobShards::WhenAllArrived(std::function<void()> arrived) {
   if (arriving_.empty() && arrived_) std::exchange(arrived_, nullptr)();
 }
 
+// The bytes of a chunk come in order, over any number of channels: what comes again is taken as
+// in, and what comes before its time is sent again.
 void JobShards::OnMoveShard(const Operation& operation, const Piece& piece, Ticks now,
                             Replies* replies) {
-  const ChunkMove* const move = MoveOf(operation.chunk);
   if (operation.job_generation > plan_->plan.generation) {
     return Refuse(operation, piece, OperationStatus::kNotYet, replies);
   }
@@ -47,30 +48,46 @@ void JobShards::OnMoveShard(const Operation& operation, const Piece& piece, Tick
                   replies);
   }
   Arrival& arrival = it->second;
+  if (operation.origin_step.value() != arrival.move) {
+    // The chunk has been elsewhere since.
+    return Refuse(operation, piece, OperationStatus::kOldGeneration, replies);
+  }
+  const ChunkMove* const move = MoveOf(operation.chunk);
   const uint64_t total = operation.samples.value();
   const uint64_t at = operation.step.value() + piece.offset;
   const bool fits = move != nullptr && move->from == operation.sender && total > 0 &&
                     total <= MaxHandoverBytes(arrival.elements) && at % kPieceBytes == 0 &&
                     at < total && piece.bytes.size() == std::min(kPieceBytes, total - at);
   if (!fits) return Refuse(operation, piece, OperationStatus::kBadRequest, replies);
-  if (arrival.bytes.size() != total) {
-    arrival.bytes.assign(total, std::byte{0});
-    arrival.in.assign((total + kPieceBytes - 1) / kPieceBytes, false);
-    arrival.missing = arrival.in.size();
+  if (at > arrival.bytes.size()) {
+    return Refuse(operation, piece, OperationStatus::kNotYet, replies);
   }
-  if (!arrival.in[at / kPieceBytes]) {
-    std::memcpy(arrival.bytes.data() + at, piece.bytes.data(), piece.bytes.size());
-    arrival.in[at / kPieceBytes] = true;
-    --arrival.missing;
+  if (at == arrival.bytes.size()) {
+    arrival.bytes.insert(arrival.bytes.end(), piece.bytes.begin(), piece.bytes.end());
   }
-  if (arrival.missing > 0) return Refuse(operation, piece, OperationStatus::kOk, replies);
+  if (arrival.bytes.size() < total) {
+    return Refuse(operation, piece, OperationStatus::kOk, replies);
+  }
   const absl::Status installed = Install(operation.chunk, arrival.bytes);
   if (!installed.ok()) {
-    arrival = {.elements = arrival.elements, .bytes = {}, .in = {}, .missing = 0};
+    arrival.bytes = {};
     return Refuse(operation, piece, OperationStatus::kBadRequest, replies);
   }
-  arriving_.erase(it);
   Refuse(operation, piece, OperationStatus::kOk, replies);
+  Arrived(operation.chunk, now, replies);
+}
+
+void JobShards::TakeBack(ChunkKey key, uint64_t move, std::span<const std::byte> bytes, Ticks now,
+                         Replies* replies) {
+  const auto it = arriving_.find(key);
+  if (it == arriving_.end() || it->second.move != move) return;  // a newer plan has come since
+  const absl::Status installed = Install(key, bytes);
+  PACELINE_CHECK(installed.ok());  // it was here
+  Arrived(key, now, replies);
+}
+
+void JobShards::Arrived(ChunkKey key, Ticks now, Replies* replies) {
+  arriving_.erase(key);
   FollowLead(replies);
   ReplayParked(now, replies);
   PursueVerdicts(now, replies);

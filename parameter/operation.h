@@ -24,8 +24,10 @@ enum class OperationKind : uint8_t {
   kBoundary,
   kReadState,
   kWriteState,
-  kMoveShard,  // from another owner; `step` is where this part begins, `samples` the bytes in all
-  kVerdict,    // from another owner, about the push (group, step)
+  // From another owner; `step` is where this part begins, `samples` the bytes in all, `origin_step`
+  // the number of the move.
+  kMoveShard,
+  kVerdict,  // from another owner, about the push (group, step)
 };
 
 enum class OperationStatus : uint8_t {

@@ -47,7 +47,11 @@ void ParameterShard::Configure(ShardSettings settings) {
 
 void ParameterShard::Refuse(const Operation& operation, const Piece& piece, OperationStatus status,
                             Replies* replies) {
-  if (IsLast(operation, piece)) replies->push_back(MakeReply(operation, status));
+  if (IsLast(operation, piece)) {
+    replies->push_back(MakeReply(operation, status));
+  } else if (status != OperationStatus::kOk) {
+    refusal_ = status;
+  }
 }
 
 Reply ParameterShard::MakeReply(const Operation& operation, OperationStatus status) const {

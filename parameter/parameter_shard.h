@@ -84,6 +84,10 @@ class ParameterShard {
                   const GroupTable::Generation& generation, size_t position, Ticks now,
                   Replies* replies);
 
+  // Set when what was just taken was refused in the middle of its message: the rest of that is not
+  // to be offered, and its sender is told at its end.
+  std::optional<OperationStatus> TakeRefusal() { return std::exchange(refusal_, std::nullopt); }
+
   // ---- Changes of the group table.
   // A member of `group` covered further steps; `unused` of its samples it pushed in none of them.
   void Discarded(GroupId group, NodeId member, Samples unused) {
@@ -212,6 +216,7 @@ class ParameterShard {
   std::optional<std::map<GroupId, Step>> hold_;
   StalenessRecorder recorder_;
   bool holds_taken_over_ = false;
+  std::optional<OperationStatus> refusal_;
 };
 
 }  // namespace paceline

@@ -227,6 +227,7 @@ void SimServer::TakeChunk(NodeRef from, const OutgoingChunk& chunk,
   op.sender = from.node;
   op.incarnation = from.incarnation;
   op.job_generation = chunk.generation;
+  op.origin_step = Step(chunk.move);
   op.chunk = chunk.chunk;
   op.samples = Samples(bytes->size());
   op.total_bytes = bytes->size();

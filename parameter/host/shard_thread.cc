@@ -73,6 +73,7 @@ void ShardThread::Open(std::shared_ptr<Channel> channel) {
 void ShardThread::Close(const Channel* channel) {
   const auto route = routes_.find(channel);
   if (route == routes_.end()) return;
+  for (auto& [id, job] : jobs_) job.CloseRoute(route->second);
   channels_.erase(route->second);
   routes_.erase(route);
 }
