@@ -59,7 +59,7 @@ class RouterImpl final : public Router {
   explicit RouterImpl(const RouterOptions& options)
       : options_(options),
         mover_({options.self, options.incarnation, options.key, options.transport,
-                options.on_link_down}),
+                options.on_link_down, [this](ReturnedChunk chunk) { TakeBack(std::move(chunk)); }}),
         verdict_links_({options.self, options.incarnation, options.key, options.transport,
                         options.on_link_down,
                         [this](const FrameHeader& header,
@@ -118,6 +118,7 @@ class RouterImpl final : public Router {
   // Runs `task` on every shard thread with its part of the job (null when it has none).
   void OnEveryThread(JobId job, Done done, JobTask task) EXCLUDES(order_mutex_);
   std::map<JobId, JobAtServer> CollectReports();
+  void TakeBack(ReturnedChunk chunk);
   uint32_t BusyPermille() EXCLUDES(report_mutex_);
   void AskHere(const FrameHeader& header, std::shared_ptr<const std::vector<std::byte>> question);
   void Deliver(JobId job, uint32_t thread, std::vector<std::byte> answer);
@@ -261,9 +262,21 @@ void RouterImpl::ApplyPlan(const Plan& plan, Done done) {
         }
         return quota;
       });
+  mover_.Follow(plan);
   keys_.Learn(plan.job, plan.groups);
   keys_.Learn(plan.job, plan.servers);
   for (const NodeRef& dead : plan.fenced) keys_.Fence(plan.job, dead);
+}
+
+void RouterImpl::TakeBack(ReturnedChunk chunk) {
+  const uint32_t index = JobShards::ThreadOf(chunk.chunk, static_cast<uint32_t>(threads_.size()));
+  threads_[index]->Post([chunk = std::move(chunk)](ShardThread& t) {
+    JobShards* const job = t.Find(chunk.job);
+    if (job == nullptr) return;
+    ParameterShard::Replies replies;
+    job->TakeBack(chunk.chunk, chunk.move, chunk.bytes, t.Now(), &replies);
+    t.Send(chunk.job, replies);
+  });
 }
 
 // An owner is ready for new members when it can authenticate them: it parks frames of generations
@@ -518,6 +531,9 @@ ServerReport RouterImpl::Report() {
   report.bytes_out = Bytes(counters_.bytes_out.load());
   report.connections = static_cast<uint64_t>(std::max<int64_t>(0, counters_.connections.load()));
   report.busy_permille = BusyPermille();
+  for (const auto& [id, memory] : mover_.Memory()) {
+    if (jobs.contains(id)) jobs[id].memory += memory;
+  }
   for (auto& [id, job] : jobs) report.jobs.push_back(std::move(job));
   return report;
 }

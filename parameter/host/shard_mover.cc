@@ -12,178 +12,359 @@ namespace {
 constexpr Ticks kConnectTimeout = Seconds(2);
 constexpr Ticks kFirstRetry = Milliseconds(20);
 constexpr Ticks kLongestRetry = Seconds(1);
-constexpr Ticks kPause = Milliseconds(5);
 constexpr Ticks kDownAfter = Seconds(1);
+constexpr Ticks kDownAgainAfter = Seconds(2);
 // A multiple of a piece, well below what a message may have.
 constexpr uint64_t kPartBytes = 64u << 20;
+// Of the chunks for one destination so much is encoded ahead, and so much is on its way; one more
+// chunk or part is whatever its size.
+constexpr uint64_t kAheadBytes = 64u << 20;
 
 Ticks Now() { return Clock::Real().Now(); }
 
+Ticks PauseAfter(uint32_t tries) {
+  return std::min(kLongestRetry, Ticks(kFirstRetry.value() << std::min(tries, 6u)));
+}
+
 }  // namespace
 
-ShardMover::ShardMover(ShardMoverOptions options) : options_(std::move(options)) {
-  if (options_.transport != nullptr) thread_ = std::thread([this] { Run(); });
+void ShardMover::Parcel::Rewind(Ticks at) {
+  sent = taken;
+  outstanding.clear();
+  probing = true;
+  next_try = at;
+}
+
+// ---- What is to be given --------------------------------------------------------------------
+
+bool ShardMover::IsWanted(const OutgoingChunk& chunk) const {
+  const auto newest = newest_.find(chunk.job);
+  if (newest == newest_.end() || newest->second.generation <= chunk.generation) return true;
+  const auto to = newest->second.to.find(chunk.chunk);
+  return newest->second.move == chunk.move && to != newest->second.to.end() &&
+         to->second == chunk.to.node;
+}
+
+bool ShardMover::IsReturned(const OutgoingChunk& chunk) const {
+  const auto newest = newest_.find(chunk.job);
+  if (newest == newest_.end() || newest->second.generation <= chunk.generation) return false;
+  const auto to = newest->second.to.find(chunk.chunk);
+  return to != newest->second.to.end() && to->second == options_.self;
+}
+
+ReturnedChunk ShardMover::Return(Parcel& parcel) const {
+  const OutgoingChunk& chunk = parcel.chunk;
+  ReturnedChunk returned{chunk.job, newest_.at(chunk.job).move, chunk.chunk, {}};
+  returned.bytes = parcel.bytes != nullptr ? *parcel.bytes : Encode(chunk.state);
+  return returned;
 }
 
 void ShardMover::Give(OutgoingChunk chunk) {
+  if (options_.transport == nullptr) return;
   auto parcel = std::make_shared<Parcel>();
   parcel->chunk = std::move(chunk);
+  std::optional<ReturnedChunk> returned;
+  std::vector<std::thread> ended;
+  {
+    MutexLock lock(&mutex_);
+    if (stopping_) return;
+    if (IsReturned(parcel->chunk)) {
+      returned = Return(*parcel);
+    } else if (IsWanted(parcel->chunk)) {
+      ended = Reap();
+      std::shared_ptr<Link>& link = links_[{parcel->chunk.job, parcel->chunk.to.node}];
+      if (link == nullptr) {
+        link = std::make_shared<Link>();
+        link->at = {parcel->chunk.job, parcel->chunk.to.node};
+        link->thread = std::thread([this, link] { Run(link); });
+      }
+      link->to = parcel->chunk.to;
+      link->parcels.push_back(std::move(parcel));
+      wake_.SignalAll();
+    }
+  }
+  for (std::thread& thread : ended) thread.join();
+  if (returned && options_.on_returned) options_.on_returned(*std::move(returned));
+}
+
+void ShardMover::Follow(const Plan& plan) {
+  std::vector<ReturnedChunk> returned;
+  {
+    MutexLock lock(&mutex_);
+    Newest& newest = newest_[plan.job];
+    if (plan.generation < newest.generation) return;
+    newest = {plan.generation, plan.move, {}};
+    for (const ChunkMove& move : plan.moves) {
+      if (move.from == options_.self) newest.to[move.chunk] = move.to;
+    }
+    for (auto& [at, link] : links_) {
+      if (at.first != plan.job) continue;
+      for (auto it = link->parcels.begin(); it != link->parcels.end();) {
+        const bool back = IsReturned((*it)->chunk);
+        if (back) returned.push_back(Return(**it));
+        it = back || !IsWanted((*it)->chunk) ? link->parcels.erase(it) : it + 1;
+      }
+      if (link->parcels.empty()) link->down_since = Ticks();
+    }
+  }
+  if (!options_.on_returned) return;
+  for (ReturnedChunk& chunk : returned) options_.on_returned(std::move(chunk));
+}
+
+std::map<JobId, Bytes> ShardMover::Memory() {
+  std::map<JobId, Bytes> memory;
   MutexLock lock(&mutex_);
-  Link& link = links_[{parcel->chunk.job, parcel->chunk.to.node}];
-  link.to = parcel->chunk.to;
-  link.parcels.push_back(std::move(parcel));
-  wake_.Signal();
+  for (const auto& [at, link] : links_) {
+    for (const std::shared_ptr<Parcel>& parcel : link->parcels) {
+      if (parcel->bytes != nullptr) memory[at.first] += Bytes(parcel->bytes->size());
+    }
+  }
+  return memory;
+}
+
+// ---- Ends -----------------------------------------------------------------------------------
+
+void ShardMover::End(const std::shared_ptr<Link>& link,
+                     std::vector<std::shared_ptr<Channel>>* channels) {
+  link->gone = true;
+  link->parcels.clear();
+  if (link->channel != nullptr) channels->push_back(std::move(link->channel));
+  gone_.push_back(link);
+  wake_.SignalAll();
+}
+
+std::vector<std::thread> ShardMover::Reap() {
+  std::vector<std::thread> ended;
+  std::erase_if(gone_, [&ended](const std::shared_ptr<Link>& link) {
+    if (link->ended) ended.push_back(std::move(link->thread));
+    return link->ended;
+  });
+  return ended;
 }
 
 void ShardMover::Forget(JobId job) {
   std::vector<std::shared_ptr<Channel>> channels;
+  std::vector<std::thread> ended;
   {
     MutexLock lock(&mutex_);
+    newest_.erase(job);
     for (auto it = links_.begin(); it != links_.end();) {
       if (it->first.first != job) {
         ++it;
         continue;
       }
-      if (it->second.channel != nullptr) channels.push_back(std::move(it->second.channel));
+      End(it->second, &channels);
       it = links_.erase(it);
     }
+    ended = Reap();
   }
   for (auto& channel : channels) channel->Close(absl::CancelledError("the job ended"));
+  for (std::thread& thread : ended) thread.join();
 }
 
 void ShardMover::Stop() {
   std::vector<std::shared_ptr<Channel>> channels;
+  std::vector<std::shared_ptr<Link>> gone;
   {
     MutexLock lock(&mutex_);
     stopping_ = true;
-    for (auto& [at, link] : links_) {
-      if (link.channel != nullptr) channels.push_back(std::move(link.channel));
-    }
+    for (auto& [at, link] : links_) End(link, &channels);
     links_.clear();
-    wake_.SignalAll();
+    gone.swap(gone_);
   }
   for (auto& channel : channels) channel->Close(absl::CancelledError("this owner is ending"));
-  if (thread_.joinable()) thread_.join();
+  for (const std::shared_ptr<Link>& link : gone) link->thread.join();
 }
 
-bool ShardMover::HasWork() const {
-  return std::any_of(links_.begin(), links_.end(),
-                     [](const auto& entry) { return !entry.second.parcels.empty(); });
-}
+// ---- A destination's thread -----------------------------------------------------------------
 
-void ShardMover::Run() {
-  while (true) {
-    std::vector<Destination> closed;
+void ShardMover::Run(const std::shared_ptr<Link>& link) {
+  while (WaitForWork(*link)) {
+    bool open = false;
     {
       MutexLock lock(&mutex_);
-      while (!stopping_ && !HasWork()) wake_.Wait(&mutex_);
-      if (stopping_) return;
-      const Ticks now = Now();
-      for (const auto& [at, link] : links_) {
-        if (link.channel == nullptr && !link.parcels.empty() && link.next_try <= now) {
-          closed.push_back(at);
-        }
-      }
+      open = link->channel != nullptr;
     }
-    for (const Destination& at : closed) Open(at);
-    SendParts();
-    MutexLock lock(&mutex_);
-    if (!stopping_) wake_.WaitFor(&mutex_, kPause);
+    if (!open) {
+      Open(*link);
+      continue;
+    }
+    EncodeNext(*link);
+    SendParts(link);
   }
 }
 
-void ShardMover::Open(const Destination& at) {
+uint64_t ShardMover::InFlight(const Link& link) const {
+  uint64_t bytes = 0;
+  for (const std::shared_ptr<Parcel>& parcel : link.parcels) bytes += parcel->sent - parcel->taken;
+  return bytes;
+}
+
+std::optional<Ticks> ShardMover::NextPart(const Link& link, Ticks now) const {
+  std::optional<Ticks> at;
+  uint64_t ahead = 0;
+  const bool full = InFlight(link) >= kAheadBytes;
+  for (const std::shared_ptr<Parcel>& parcel : link.parcels) {
+    if (parcel->bytes == nullptr) return ahead < kAheadBytes ? now : at;
+    ahead += parcel->bytes->size();
+    const bool waits = parcel->probing && !parcel->outstanding.empty();
+    if (full || waits || parcel->sent == parcel->bytes->size()) continue;
+    at = std::min(at.value_or(parcel->next_try), parcel->next_try);
+  }
+  return at;
+}
+
+bool ShardMover::WaitForWork(Link& link) {
+  MutexLock lock(&mutex_);
+  while (!link.gone) {
+    const Ticks now = Now();
+    std::optional<Ticks> at;
+    if (link.channel == nullptr) {
+      if (!link.parcels.empty()) at = link.next_try;
+    } else {
+      at = NextPart(link, now);
+    }
+    if (!at) {
+      wake_.Wait(&mutex_);
+    } else if (*at > now) {
+      wake_.WaitFor(&mutex_, *at - now);
+    } else {
+      return true;
+    }
+  }
+  link.ended = true;
+  return false;
+}
+
+void ShardMover::Open(Link& link) {
   ServerInfo to;
   {
     MutexLock lock(&mutex_);
-    const auto it = links_.find(at);
-    if (it == links_.end()) return;
-    to = it->second.to;
+    to = link.to;
   }
-  const PeerIdentity self{at.first, options_.self, options_.incarnation, PeerRole::kServer};
+  const PeerIdentity self{link.at.first, options_.self, options_.incarnation, PeerRole::kServer};
   auto channel =
       options_.transport->Connect(to.data_address, self, options_.key, this, kConnectTimeout);
-  std::string cause;
-  Ticks down;
+  if (!channel.ok()) return NotOpened(link, channel.status());
   {
     MutexLock lock(&mutex_);
-    const auto it = links_.find(at);
-    if (it == links_.end()) {
-      if (channel.ok()) (*channel)->Close(absl::CancelledError("nothing is to be given any more"));
-      return;
-    }
-    Link& link = it->second;
-    if (channel.ok()) {
+    if (!link.gone) {
       link.channel = *std::move(channel);
-      link.tries = 0;
-      link.down_since = Ticks();
-      link.said_down = false;
       return;
     }
-    const Ticks now = Now();
-    if (link.down_since == Ticks()) link.down_since = now;
-    link.next_try =
-        now + std::min(kLongestRetry, Ticks(kFirstRetry.value() << std::min(link.tries++, 6u)));
-    down = now - link.down_since;
-    if (down < kDownAfter || std::exchange(link.said_down, true)) return;
-    cause = std::string(channel.status().message());
   }
-  LogWarning("mover", "chunks cannot be given to ", to.name, ": ", cause);
-  if (options_.on_link_down) options_.on_link_down(at.second, down, cause);
+  (*channel)->Close(absl::CancelledError("nothing is to be given any more"));
 }
 
-void ShardMover::SendParts() {
-  struct Outgoing {
-    std::shared_ptr<Channel> channel;
+void ShardMover::NotOpened(Link& link, const absl::Status& cause) {
+  Ticks down;
+  bool first = false;
+  std::string name;
+  {
+    MutexLock lock(&mutex_);
+    if (link.gone || link.parcels.empty()) return;
+    const Ticks now = Now();
+    if (link.down_since == Ticks()) {
+      link.down_since = now;
+      link.next_word = now + kDownAfter;
+      link.tries = 0;
+    }
+    link.next_try = now + PauseAfter(link.tries++);
+    if (now < link.next_word) return;
+    first = link.next_word == link.down_since + kDownAfter;
+    link.next_word = now + kDownAgainAfter;
+    down = now - link.down_since;
+    name = link.to.name;
+  }
+  if (first) LogWarning("mover", "chunks cannot be given to ", name, ": ", Std(cause.message()));
+  if (options_.on_link_down) {
+    options_.on_link_down(link.at.second, down, std::string(cause.message()));
+  }
+}
+
+// Copies of hundreds of megabytes: neither shard threads nor replies wait for them.
+void ShardMover::EncodeNext(Link& link) {
+  uint64_t ahead = 0;
+  for (size_t i = 0;; ++i) {
     std::shared_ptr<Parcel> parcel;
+    {
+      MutexLock lock(&mutex_);
+      if (i >= link.parcels.size()) return;
+      parcel = link.parcels[i];
+      if (parcel->bytes != nullptr) {
+        ahead += parcel->bytes->size();
+        continue;
+      }
+    }
+    if (ahead >= kAheadBytes) return;
+    auto bytes = std::make_shared<const std::vector<std::byte>>(Encode(parcel->chunk.state));
+    ahead += bytes->size();
+    MutexLock lock(&mutex_);
+    parcel->bytes = std::move(bytes);
+    parcel->chunk.state = {};
+  }
+}
+
+void ShardMover::AddParts(Link& link, const std::shared_ptr<Parcel>& parcel,
+                          std::vector<Outgoing>* outgoing) {
+  const uint64_t size = parcel->bytes->size();
+  uint64_t in_flight = InFlight(link);
+  while (parcel->sent < size && !(parcel->probing && !parcel->outstanding.empty()) &&
+         in_flight < kAheadBytes) {
+    const uint64_t most = parcel->probing ? kPieceBytes : kPartBytes;
+    const uint64_t length = std::min(most, size - parcel->sent);
     FrameHeader header;
-    std::span<const std::byte> bytes;
-  };
+    header.kind = FrameKind::kMoveShard;
+    header.job = link.at.first;
+    header.job_generation = parcel->chunk.generation;
+    header.origin_step = Step(parcel->chunk.move);
+    header.tensor = parcel->chunk.chunk.tensor;
+    header.chunk = parcel->chunk.chunk.chunk;
+    header.sender = options_.self;
+    header.incarnation = options_.incarnation;
+    header.sequence = Sequence(++link.last_sequence);
+    header.step = Step(parcel->sent);
+    header.samples = Samples(size);
+    outgoing->push_back({link.channel, header, parcel, parcel->bytes,
+                         std::span(*parcel->bytes).subspan(parcel->sent, length)});
+    parcel->sent += length;
+    in_flight += length;
+    parcel->outstanding[header.sequence] = parcel->sent;
+  }
+}
+
+void ShardMover::SendParts(const std::shared_ptr<Link>& link) {
   std::vector<Outgoing> outgoing;
   {
     MutexLock lock(&mutex_);
-    for (auto& [at, link] : links_) {
-      if (link.channel == nullptr) continue;
-      for (const std::shared_ptr<Parcel>& parcel : link.parcels) {
-        if (parcel->bytes.empty()) {
-          parcel->bytes = Encode(parcel->chunk.state);
-          parcel->chunk.state = {};
-          for (uint64_t offset = 0; offset < parcel->bytes.size(); offset += kPartBytes) {
-            const uint64_t length = std::min(kPartBytes, parcel->bytes.size() - offset);
-            parcel->parts[++link.last_sequence] = {offset, length, false, false};
-          }
-        }
-        for (auto& [sequence, part] : parcel->parts) {
-          if (part.sent || part.taken) continue;
-          part.sent = true;
-          FrameHeader header;
-          header.kind = FrameKind::kMoveShard;
-          header.job = at.first;
-          header.job_generation = parcel->chunk.generation;
-          header.tensor = parcel->chunk.chunk.tensor;
-          header.chunk = parcel->chunk.chunk.chunk;
-          header.sender = options_.self;
-          header.incarnation = options_.incarnation;
-          header.sequence = Sequence(sequence);
-          header.step = Step(part.offset);
-          header.samples = Samples(parcel->bytes.size());
-          outgoing.push_back({link.channel, parcel, header,
-                              std::span(parcel->bytes).subspan(part.offset, part.length)});
-        }
-      }
+    if (link->channel == nullptr) return;
+    const Ticks now = Now();
+    for (const std::shared_ptr<Parcel>& parcel : link->parcels) {
+      if (parcel->bytes == nullptr) break;
+      if (parcel->next_try <= now) AddParts(*link, parcel, &outgoing);
     }
   }
   for (Outgoing& out : outgoing) {
-    // The parcel lives as long as the channel reads its bytes.
-    out.channel->Send(out.header, out.bytes, 0,
-                      [this, parcel = out.parcel,
-                       sequence = out.header.sequence.value()](const absl::Status& status) {
-                        if (status.ok()) return;
-                        MutexLock lock(&mutex_);
-                        parcel->parts.at(sequence).sent = false;
+    out.channel->Send(out.header, out.part, 0,
+                      [this, link, channel = out.channel.get(), parcel = out.parcel,
+                       bytes = out.bytes](const absl::Status& status) {
+                        if (!status.ok()) NotSent(*link, channel, *parcel, status);
                       });
   }
 }
+
+void ShardMover::NotSent(Link& link, const Channel* channel, Parcel& parcel,
+                         const absl::Status& cause) {
+  MutexLock lock(&mutex_);
+  if (absl::IsResourceExhausted(cause)) {
+    parcel.Rewind(Now() + PauseAfter(parcel.tries++));
+  } else {
+    // A channel that was closed before it was stored says so here only.
+    Lose(link, channel);
+  }
+}
+
+// ---- Replies --------------------------------------------------------------------------------
 
 absl::Status ShardMover::OnFrame(Channel& channel, const FrameHeader& header, Payload /*payload*/) {
   if (!header.reply || header.kind != FrameKind::kMoveShard) {
@@ -192,44 +373,52 @@ absl::Status ShardMover::OnFrame(Channel& channel, const FrameHeader& header, Pa
   }
   MutexLock lock(&mutex_);
   for (auto& [at, link] : links_) {
-    if (link.channel.get() == &channel) OnReply(link, header);
+    if (link->channel.get() == &channel) OnReply(*link, header);
   }
   return absl::OkStatus();
 }
 
 void ShardMover::OnReply(Link& link, const FrameHeader& header) {
+  link.down_since = Ticks();
   for (auto it = link.parcels.begin(); it != link.parcels.end(); ++it) {
     Parcel& parcel = **it;
-    const auto part = parcel.parts.find(header.sequence.value());
-    if (part == parcel.parts.end()) continue;
+    const auto message = parcel.outstanding.find(header.sequence);
+    if (message == parcel.outstanding.end()) continue;
+    wake_.SignalAll();
     if (header.status == FrameStatus::kOk) {
-      part->second.taken = true;
-    } else {
-      const bool odd = header.status != FrameStatus::kNotYet;
-      if (odd && !std::exchange(parcel.said_refused, true)) {
-        LogError("mover", link.to.name, " does not take chunk ", header.tensor.value(), "/",
-                 header.chunk.value(), " of job ", header.job.value(), ": ",
-                 Absl(Name(header.status)), "; trying again");
-      }
-      // Whatever was taken of it may be gone with the refusal.
-      for (auto& [sequence, other] : parcel.parts) other.sent = other.taken = false;
+      parcel.taken = message->second;
+      parcel.outstanding.erase(message);
+      parcel.probing = false;
+      parcel.tries = 0;
+      link.tries = 0;
+      if (parcel.taken == parcel.bytes->size()) link.parcels.erase(it);
+      return;
     }
-    const bool whole = std::all_of(parcel.parts.begin(), parcel.parts.end(),
-                                   [](const auto& entry) { return entry.second.taken; });
-    if (whole) link.parcels.erase(it);
+    const bool odd = header.status != FrameStatus::kNotYet;
+    if (odd && !std::exchange(parcel.said_refused, true)) {
+      LogError("mover", link.to.name, " does not take chunk ", header.tensor.value(), "/",
+               header.chunk.value(), " of job ", header.job.value(), ": ",
+               Absl(Name(header.status)), "; trying again");
+    }
+    parcel.taken = 0;  // it may be gone with the refusal
+    parcel.Rewind(Now() + PauseAfter(parcel.tries++));
     return;
   }
 }
 
 void ShardMover::OnClosed(Channel& channel, const absl::Status& /*cause*/) {
   MutexLock lock(&mutex_);
-  for (auto& [at, link] : links_) {
-    if (link.channel.get() != &channel) continue;
-    link.channel.reset();
-    for (const std::shared_ptr<Parcel>& parcel : link.parcels) {
-      for (auto& [sequence, part] : parcel->parts) part.sent = false;
-    }
-  }
+  for (auto& [at, link] : links_) Lose(*link, &channel);
+}
+
+void ShardMover::Lose(Link& link, const Channel* channel) {
+  if (link.channel.get() != channel) return;
+  link.channel.reset();
+  const Ticks now = Now();
+  // A channel that opens and is lost before anything was taken is no better than none.
+  link.next_try = now + PauseAfter(link.tries++);
+  for (const std::shared_ptr<Parcel>& parcel : link.parcels) parcel->Rewind(now);
+  wake_.SignalAll();
 }
 
 }  // namespace paceline

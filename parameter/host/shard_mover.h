@@ -1,14 +1,19 @@
 // Gives chunks to their new owners: keeps each until the other end has it whole, over as many
-// connections as that takes.
+// connections as that takes, or until a newer plan wants it elsewhere.
 //
+// Each destination has a thread of its own, so that one that is out of reach holds up no other. A
+// chunk begins with one piece; the rest follows when that was taken, so a destination that does not
+// know the plan yet costs little. Whatever is refused comes again with growing pauses.
 // Thread rule: every method may be called from any thread.
 #pragma once
 
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
-#include <set>
+#include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -21,45 +26,61 @@
 
 namespace paceline {
 
+// A chunk that the newest plan gives back to this owner: nobody else has it.
+struct ReturnedChunk {
+  JobId job;
+  uint64_t move = 0;  // that gives it back
+  ChunkKey chunk;
+  std::vector<std::byte> bytes;
+};
+
 struct ShardMoverOptions {
   NodeId self;
   Incarnation incarnation;
   SecretKey key{};
   Transport* transport = nullptr;  // null: nothing is ever given
+  // A destination was out of reach for `since`; said again every few seconds while it is.
   std::function<void(NodeId peer, Ticks since, const std::string& cause)> on_link_down;
+  std::function<void(ReturnedChunk)> on_returned;
 };
 
 class ShardMover final : public FrameSink {
  public:
-  explicit ShardMover(ShardMoverOptions options);
+  explicit ShardMover(ShardMoverOptions options) : options_(std::move(options)) {}
   ~ShardMover() override { Stop(); }
 
   void Give(OutgoingChunk chunk) EXCLUDES(mutex_);
+  // Chunks whose move is not in this plan are given up; those that it gives back go to on_returned,
+  // as do such that come later for an older plan. Called after the shard threads were told of it.
+  void Follow(const Plan& plan) EXCLUDES(mutex_);
   // The job ended: what is still to be given of it is not.
   void Forget(JobId job) EXCLUDES(mutex_);
   // Idempotent. The transport is not used afterwards.
   void Stop() EXCLUDES(mutex_);
+  // What is kept in encoded form.
+  std::map<JobId, Bytes> Memory() EXCLUDES(mutex_);
 
   absl::Status OnFrame(Channel& channel, const FrameHeader& header, Payload payload) override;
   void OnClosed(Channel& channel, const absl::Status& cause) override;
 
  private:
-  // Of a chunk's bytes, as large as a message may be.
-  struct Part {
-    uint64_t offset = 0;
-    uint64_t length = 0;
-    bool sent = false;
-    bool taken = false;
-  };
   struct Parcel {
     OutgoingChunk chunk;
-    std::vector<std::byte> bytes;    // of chunk.state
-    std::map<uint64_t, Part> parts;  // by sequence
+    std::shared_ptr<const std::vector<std::byte>> bytes;  // null until it is its turn
+    uint64_t taken = 0;                                   // by the other end, from the beginning on
+    uint64_t sent = 0;
+    std::map<Sequence, uint64_t> outstanding;  // where the message ends
+    bool probing = true;                       // one piece at a time
+    Ticks next_try;
+    uint32_t tries = 0;
     bool said_refused = false;
+
+    void Rewind(Ticks at);
   };
   // Channels are per job: that is what a handshake proves.
   using Destination = std::pair<JobId, NodeId>;
   struct Link {
+    Destination at;
     ServerInfo to;
     std::shared_ptr<Channel> channel;
     std::deque<std::shared_ptr<Parcel>> parcels;
@@ -67,21 +88,55 @@ class ShardMover final : public FrameSink {
     Ticks next_try;
     uint32_t tries = 0;
     Ticks down_since;  // 0: up, or nothing waits
-    bool said_down = false;
+    Ticks next_word;   // about its being down
+    bool gone = false;
+    bool ended = false;  // its thread has nothing to do any more
+    std::thread thread;
+  };
+  struct Outgoing {
+    std::shared_ptr<Channel> channel;
+    FrameHeader header;
+    std::shared_ptr<Parcel> parcel;
+    std::shared_ptr<const std::vector<std::byte>> bytes;
+    std::span<const std::byte> part;
+  };
+  // What the newest plan says of chunks that go from here.
+  struct Newest {
+    JobGeneration generation;
+    uint64_t move = 0;
+    std::map<ChunkKey, NodeId> to;
   };
 
-  void Run();
-  bool HasWork() const REQUIRES(mutex_);
-  void Open(const Destination& at) EXCLUDES(mutex_);
-  void SendParts() EXCLUDES(mutex_);
+  void Run(const std::shared_ptr<Link>& link) EXCLUDES(mutex_);
+  // False when the link has ended.
+  bool WaitForWork(Link& link) EXCLUDES(mutex_);
+  // When there is something to encode or to send; none while only replies are waited for.
+  std::optional<Ticks> NextPart(const Link& link, Ticks now) const REQUIRES(mutex_);
+  uint64_t InFlight(const Link& link) const REQUIRES(mutex_);
+  void Open(Link& link) EXCLUDES(mutex_);
+  void NotOpened(Link& link, const absl::Status& cause) EXCLUDES(mutex_);
+  void EncodeNext(Link& link) EXCLUDES(mutex_);
+  void SendParts(const std::shared_ptr<Link>& link) EXCLUDES(mutex_);
+  void AddParts(Link& link, const std::shared_ptr<Parcel>& parcel, std::vector<Outgoing>* outgoing)
+      REQUIRES(mutex_);
+  void NotSent(Link& link, const Channel* channel, Parcel& parcel, const absl::Status& cause)
+      EXCLUDES(mutex_);
   void OnReply(Link& link, const FrameHeader& header) REQUIRES(mutex_);
+  void Lose(Link& link, const Channel* channel) REQUIRES(mutex_);
+  bool IsWanted(const OutgoingChunk& chunk) const REQUIRES(mutex_);
+  bool IsReturned(const OutgoingChunk& chunk) const REQUIRES(mutex_);
+  ReturnedChunk Return(Parcel& parcel) const REQUIRES(mutex_);
+  void End(const std::shared_ptr<Link>& link, std::vector<std::shared_ptr<Channel>>* channels)
+      REQUIRES(mutex_);
+  std::vector<std::thread> Reap() REQUIRES(mutex_);
 
   const ShardMoverOptions options_;
   Mutex mutex_;
   CondVar wake_;
-  std::map<Destination, Link> links_ GUARDED_BY(mutex_);
+  std::map<Destination, std::shared_ptr<Link>> links_ GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<Link>> gone_ GUARDED_BY(mutex_);  // whose threads are to be joined
+  std::map<JobId, Newest> newest_ GUARDED_BY(mutex_);
   bool stopping_ GUARDED_BY(mutex_) = false;
-  std::thread thread_;
 };
 
 }  // namespace paceline
