@@ -65,8 +65,8 @@ class Verdicts {
   // The first step after `push` that `member`, who is out of it, may be in.
   Step NextFor(PushKey push, NodeRef member) const;
 
-  // A chunk of the push has contributions of all that `done` names: decides, when they are a quorum,
-  // or asks: at first, and again when more are done and they are one.
+  // A chunk of the push has contributions of all that `done` names: decides, when they are a
+  // quorum, or asks: at first, and again when more are done and they are one.
   void Offer(PushKey push, const std::vector<NodeRef>& done, Samples samples);
   // The group changed: what was offered may be a quorum now, and rounds are done again.
   void OnGroupsChanged();

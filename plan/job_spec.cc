@@ -24,7 +24,7 @@ constexpr uint64_t kMaxEpochs = 1'000'000'000;
 constexpr uint32_t kMinFailureTimeoutMs = 100;
 constexpr uint32_t kMaxFailureTimeoutMs = 3'600'000;
 constexpr uint32_t kMaxLocalSteps = 1024;
-constexpr size_t kMaxDirectoryBytes = 3072;  // room for the names below it
+constexpr size_t kMaxDirectoryBytes = 3072;    // room for the names below it
 constexpr uint32_t kMaxVerdictMembers = 4096;  // a verdict names each, in one piece on the wire
 
 absl::Status OutOfRange(std::string_view field, const std::string& value,

@@ -165,7 +165,7 @@ TEST_F(ProgramTest, ANodeKeepsItsIdentityAcrossAKilledScheduler) {
   EXPECT_NE(after->key, before->key);
   // And the one it supersedes is told so.
   EXPECT_EQ(client_->Call(before->self, Heartbeat{}, Seconds(30)).status().code(),
-            absl::StatusCode::kFailedPrecondition);
+            absl::StatusCode::kAlreadyExists);
 }
 
 TEST_F(ProgramTest, ADamagedJournalIsRefusedAndKept) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "scheduler/core/journal_entry.h"
 #include "staleness/ledger.h"
 
 namespace paceline::simulation {
@@ -95,6 +94,7 @@ void Checker::OnJoined(NodeRef self, const std::string& who) {
 void Checker::OnDurable(const JournalEntry& entry) {
   const auto decoded = scheduler::DecodeEntry(entry.bytes);
   if (!decoded.ok()) return Fail("journal", decoded.status().message());
+  OnLastSamples(*decoded);
   const auto* changed = std::get_if<scheduler::GroupsChanged>(&*decoded);
   if (changed == nullptr || changed->job != kJob) return;
   for (const GroupPlan& group : changed->groups) {
@@ -108,6 +108,22 @@ void Checker::OnDurable(const JournalEntry& entry) {
       next.planned = before->second.planned;
     }
     generations_[{group.id, group.generation}] = std::move(next);
+  }
+}
+
+// A worker that dies while all others leave has samples that nobody is left to use.
+void Checker::OnLastSamples(const scheduler::Entry& entry) {
+  if (const auto* gone = std::get_if<scheduler::NodeGone>(&entry)) {
+    if (gone->dead) dead_.insert(gone->node);
+  } else if (const auto* state = std::get_if<scheduler::JobStateChanged>(&entry)) {
+    finished_ = finished_ || (state->job == kJob && state->state == JobState::kFinished);
+  } else if (const auto* returned = std::get_if<scheduler::SamplesReturned>(&entry)) {
+    const bool of_dead = std::any_of(dead_.begin(), dead_.end(), [&](const NodeRef& node) {
+      return node.node == returned->worker;
+    });
+    if (finished_ && of_dead) {
+      never_used_.insert(never_used_.end(), returned->ranges.begin(), returned->ranges.end());
+    }
   }
 }
 
@@ -519,8 +535,13 @@ void Checker::OnFinished(const JobView& job) {
   const bool by_step =
       scenario_->job.deterministic && scenario_->job.groups.kind == GroupSpec::Kind::kOne;
   if (by_step) return;  // the parts of members that died are nobody's
-  if (applied + discarded != job.total.value()) {
-    Fail("ledger", applied, " applied + ", discarded, " discarded samples of ", job.total.value());
+  const uint64_t unused = scheduler::CountOf(never_used_);
+  if (applied + discarded + unused != job.total.value()) {
+    Fail("ledger", applied, " applied + ", discarded, " discarded + ", unused,
+         " never used samples of ", job.total.value());
+  }
+  for (const SampleRange& range : never_used_) {
+    for (uint64_t i = range.begin; i < range.end; ++i) samples_[{range.epoch, i}].over = true;
   }
   for (uint64_t epoch = 0; epoch < scenario_->job.epochs; ++epoch) {
     for (uint64_t i = 0; i < scenario_->job.sample_count; ++i) {

@@ -35,6 +35,7 @@
 #include "parameter/operation.h"
 #include "parameter/verdict.h"
 #include "plan/events.h"
+#include "scheduler/core/journal_entry.h"
 #include "simulation/scenario.h"
 #include "simulation/world.h"
 
@@ -100,6 +101,7 @@ class Checker {
   uint64_t rounds() const { return rounds_; }
 
  private:
+  void OnLastSamples(const scheduler::Entry& entry);
   using OperationKey = std::tuple<ChunkKey, Incarnation, Step, Ordinal, OperationKind>;
   using RoundKey = std::tuple<ChunkKey, GroupId, Step, Ordinal, OperationKind>;
   using SampleKey = std::pair<Epoch, uint64_t>;
@@ -178,6 +180,9 @@ class Checker {
   std::map<GroupId, Ticks> progress_;
   uint64_t updates_ = 0;
   uint64_t rounds_ = 0;
+  std::set<NodeRef> dead_;
+  bool finished_ = false;  // the job
+  std::vector<SampleRange> never_used_;
 };
 
 }  // namespace paceline::simulation

@@ -297,8 +297,8 @@ absl::Status SessionImpl::FromReply(const Pending& pending, const ChunkOp& op) {
       return absl::OkStatus();
     case FrameStatus::kFenced:
       if (standing_ == Standing::kMember) standing_ = Standing::kFenced;
-      return absl::FailedPreconditionError(
-          absl::StrCat(said, ": this worker was declared dead; connect again"));
+      return absl::FailedPreconditionError(absl::StrCat(
+          said, ": this worker was declared dead, or another process has joined under its name"));
     case FrameStatus::kJobEnded:
       return absl::AbortedError(said);
     case FrameStatus::kNoOptimizer:

@@ -27,6 +27,10 @@ void ExpectRoundTrip(const T& in) {
 
 TEST(CodecTest, PlansComeBackAsTheyWere) {
   ExpectRoundTrip<v1::JobSpec>(samples::Job());
+  JobSpec deterministic = samples::Job();
+  deterministic.deterministic = true;
+  deterministic.quorum = 0;  // not both
+  ExpectRoundTrip<v1::JobSpec>(deterministic);
   ExpectRoundTrip<v1::TensorSpec>(samples::Tensor());
   ExpectRoundTrip<v1::Plan>(samples::WholePlan());
   Plan least;

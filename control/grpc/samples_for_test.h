@@ -27,7 +27,6 @@ inline JobSpec Job() {
   spec.codecs = {{"conv*", {"bf16", {}}}, {"*", {"topk", {{"ratio", 0.25}}}}};
   spec.normalization = Normalization::kSum;
   spec.aggregation = Aggregation::kPeer;
-  spec.deterministic = true;
   spec.chunk_bytes = 65536;
   spec.sample_count = 60000;
   spec.epochs = 11;

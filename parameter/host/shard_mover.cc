@@ -276,7 +276,8 @@ void ShardMover::NotOpened(Link& link, const absl::Status& cause) {
     down = now - link.down_since;
     name = link.to.name;
   }
-  if (first) LogWarning("mover", "chunks cannot be given to ", name, ": ", std::string(cause.message()));
+  if (first)
+    LogWarning("mover", "chunks cannot be given to ", name, ": ", std::string(cause.message()));
   if (options_.on_link_down) {
     options_.on_link_down(link.at.second, down, std::string(cause.message()));
   }

@@ -338,12 +338,12 @@ TEST_F(CoreTest, AStaleIncarnationIsRefusedWithBoth) {
   EXPECT_EQ(fresh.node, old.node);
   EXPECT_EQ(c.joined.at(W(1)).rank, JobRank(1));
   const absl::Status status = c.core().CheckNode(old);
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(status.code(), absl::StatusCode::kAlreadyExists);
   EXPECT_EQ(status.message(),
             absl::StrCat("node worker-1: incarnation ", old.incarnation.value(),
                          " is not the newest, which is ", fresh.incarnation.value(),
-                         ": another process has joined under this name; join "
-                         "again, under one of its own if both are to run"));
+                         ": another process has joined under this name; give "
+                         "each a name of its own if both are to run"));
 }
 
 TEST_F(CoreTest, ADeadServerStopsTheJobByName) {
@@ -592,6 +592,9 @@ TEST_F(CoreTest, AWorkerIsAskedToLeaveUntilItHas) {
   c.RestartScheduler();
   c.Feed(WatchEvent{c.joined.at(W(1)).self});
   EXPECT_EQ(c.Received<RemoveDirective>(W(1)).size(), 3u) << "also by the next scheduler";
+  for (const std::string& other : {W(0), std::string("server-0")}) {
+    c.Feed(WatchEvent{c.joined.at(other).self});
+  }
   EXPECT_TRUE(c.StatusOf(c.Ask(W(1), LeaveRequest{"as asked", 0, {}})).ok());
   EXPECT_EQ(c.Job("mnist").workers_live, 1u);
   ASSERT_TRUE(c.Join(c.Worker(W(1), Spec(2), 1)).ok());
