@@ -69,6 +69,12 @@ bool GroupTracker::alone() const {
                      [](const auto& due) { return due.second.members.size() <= 1; });
 }
 
+Step GroupTracker::counted_on_through() const {
+  Step newest = step_;
+  for (const auto& [generation, group] : due_) newest = std::max(newest, group.activation_step);
+  return newest + Step(kActivationMargin);
+}
+
 bool GroupTracker::MayBegin(Step step) const {
   return std::all_of(holds_.begin(), holds_.end(),
                      [step](const auto& hold) { return step < hold.second; });

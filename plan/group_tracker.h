@@ -57,6 +57,9 @@ class GroupTracker {
 
   // The step from which on the group does without this worker, once that is agreed.
   std::optional<Step> leaves_at() const { return leaves_at_; }
+  // The same when that word was lost with a stream: no step after this one counts on this worker.
+  // Others are at most a step ahead; one that was taken in later is in the step it was taken in.
+  Step counted_on_through() const;
   // An owner that works by `generation` of the current group does without this worker, for any
   // step: it is the one in which this worker has left, or came after it.
   bool IsWithoutSelf(GroupGeneration generation) const {

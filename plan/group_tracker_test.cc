@@ -182,8 +182,10 @@ TEST(GroupTracker, OneThatWillGetAMemberIsNotAlone) {
   GroupTracker tracker = TrackerIn(GroupOf(1, 0, {1}));
   EXPECT_TRUE(tracker.alone());
   tracker.OnCommit(Commit(5, {GroupOf(2, 10, {1, 2})}));
-  // Whoever leaves before step 10 still owes its last word to the joiner.
+  // Whoever leaves before step 10 still owes its last word to the joiner, which is in step 10 when
+  // it acknowledges that this one leaves: in force from step 12.
   EXPECT_FALSE(tracker.alone());
+  EXPECT_GE(tracker.counted_on_through(), Step(11));
 }
 
 }  // namespace

@@ -369,11 +369,9 @@ void SimWorker::AwaitLeave() {
   const bool alone = group_->alone();
   if (!alone && !gone_ && !group_->leaves_at()) return;
   Enter(Phase::kPassingOn);
-  // The others still count on it up to the step in which they do without it. When that word was
-  // lost with a stream: they are at most a step ahead, and a change is in force from the step
-  // after.
+  // The others still count on it up to the step in which they do without it.
   const Step through = group_->leaves_at() ? *group_->leaves_at() - Step(1)
-                                           : group_->step() + Step(kActivationMargin);
+                                           : group_->counted_on_through();
   if (alone || through < group_->step()) return Finish();
   passed_ = through;
   std::set<NodeId> owners;

@@ -387,6 +387,7 @@ void SessionImpl::ReturnUnused() {
 absl::Status SessionImpl::CoverUntilGone() {
   std::optional<Step> from;
   Step now;
+  Step through;
   bool owes = true;
   {
     MutexLock lock(&mutex_);
@@ -398,6 +399,7 @@ absl::Status SessionImpl::CoverUntilGone() {
     if (!failed_.ok()) return absl::OkStatus();  // the job has ended, or it was fenced meanwhile
     from = group_->leaves_at();
     now = group_->step();
+    through = group_->counted_on_through();
     owes = !alone || pushed_this_step_;
   }
   if (from) {
@@ -407,9 +409,8 @@ absl::Status SessionImpl::CoverUntilGone() {
     return absl::IsAborted(told) ? absl::OkStatus() : told;
   }
   if (!owes) return absl::OkStatus();
-  // Its word was lost with a stream. Others are at most a step ahead, and a change is in force from
-  // the step after. No answer is expected: the job may have ended.
-  (void)SendBoundary(now, now + Step(kActivationMargin), Samples(0), kLastBoundaryPatience);
+  // Its word was lost with a stream. No answer is expected: the job may have ended.
+  (void)SendBoundary(now, through, Samples(0), kLastBoundaryPatience);
   return absl::OkStatus();
 }
 
