@@ -370,8 +370,8 @@ void SimWorker::AwaitLeave() {
   if (!alone && !gone_ && !group_->leaves_at()) return;
   Enter(Phase::kPassingOn);
   // The others still count on it up to the step in which they do without it.
-  const Step through = group_->leaves_at() ? *group_->leaves_at() - Step(1)
-                                           : group_->counted_on_through();
+  const Step through =
+      group_->leaves_at() ? *group_->leaves_at() - Step(1) : group_->counted_on_through();
   if (alone || through < group_->step()) return Finish();
   passed_ = through;
   std::set<NodeId> owners;
