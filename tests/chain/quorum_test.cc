@@ -197,7 +197,7 @@ TEST(QuorumTest, TheDeathOfOneThatIsInADecidedPush) {
   ChainCluster cluster(2);
   JobSpec job = QuorumJob("decided", Late::kCarry);
   job.failure_timeout_ms = 500;
-  Signal pushed, redone;
+  Signal redone;
   std::atomic<int> done{0};
   std::atomic<int> prepared{0};
   RunWorkers(4, [&](uint32_t index) -> absl::Status {
