@@ -223,11 +223,12 @@ TEST_F(CheckpointChainTest, PeriodicOnesAreKeptToANumber) {
 // The owners hold what is beyond the cut, and the one who would tell them to go on is gone.
 TEST_F(CheckpointChainTest, ASchedulerThatDiesDuringACutHoldsNobody) {
   constexpr uint64_t kElements = 3000;
+  // Asked by servers up to the end of the cluster.
+  std::atomic<bool> held{false};
+  std::atomic<bool> deaf{true};
   ChainCluster cluster(2);
   JobSpec job = JobOf("job", 1, "one");
   job.checkpoint_dir = base_;
-  std::atomic<bool> held{false};
-  std::atomic<bool> deaf{true};
   cluster.port().SetInterceptor([&](const NodeRequest& request) {
     const auto* const ack = std::get_if<AckRequest>(&request);
     if (!deaf || ack == nullptr || ack->applied.empty()) return absl::OkStatus();
