@@ -393,9 +393,9 @@ TEST_F(FaultTest, ASchedulerThatIsAwayIsNotAskedInALoop) {
 
 // A scheduler whose queue is full answers ResourceExhausted: what a node owes it is sent again.
 TEST_F(FaultTest, AnswersThatABusySchedulerRefusesAreSentAgain) {
+  std::atomic<int> acks{0};
   ChainCluster cluster(2);
   const JobSpec job = JobOf("busy", 2, "one");
-  std::atomic<int> acks{0};
   cluster.port().SetInterceptor([&acks](const NodeRequest& request) {
     return std::holds_alternative<AckRequest>(request) && acks++ % 2 == 0
                ? absl::ResourceExhaustedError("busy")
