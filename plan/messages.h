@@ -148,6 +148,7 @@ struct AckRequest {
   CheckpointPart part{};            // owners, for the copy of a cut
   uint64_t updates = 0;             // the lead owner, with its part: of the lead chunk
   std::vector<WorkerSamples> workers{};  // the same: by the cut
+  std::vector<ChunkKey> missing{};  // owners, for a move that was withdrawn: what has not come
 
   bool operator==(const AckRequest&) const = default;
 };

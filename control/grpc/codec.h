@@ -32,6 +32,7 @@ PACELINE_CODEC(TensorSpec, v1::TensorSpec);
 PACELINE_CODEC(Member, v1::Member);
 PACELINE_CODEC(GroupPlan, v1::GroupPlan);
 PACELINE_CODEC(ServerInfo, v1::ServerInfo);
+PACELINE_CODEC(ChunkKey, v1::ChunkRef);
 PACELINE_CODEC(ChunkMove, v1::ChunkMove);
 PACELINE_CODEC(TensorPlan, v1::TensorPlan);
 PACELINE_CODEC(Plan, v1::Plan);

@@ -199,12 +199,14 @@ void ToProto(const AckRequest& in, v1::AckRequest* out) {
   if (!in.part.file.empty()) ToProto(in.part, out->mutable_part());
   out->set_updates(in.updates);
   AllToProto(in.workers, out->mutable_workers());
+  AllToProto(in.missing, out->mutable_missing());
 }
 
 absl::Status FromProto(const v1::AckRequest& in, AckRequest* out) {
   PACELINE_RETURN_IF_ERROR(CheckRange("id", in.id(), 1, UINT64_MAX));
   PACELINE_RETURN_IF_ERROR(StepsFromProto("applied", in.applied(), &out->applied));
   PACELINE_RETURN_IF_ERROR(CheckText("error", in.error(), kMaxText));
+  PACELINE_RETURN_IF_ERROR(AllFromProto("missing", in.missing(), &out->missing));
   out->id = in.id();
   out->step = Step(in.step());
   PACELINE_RETURN_IF_ERROR(In("part", FromProto(in.part(), &out->part)));

@@ -223,6 +223,16 @@ absl::Status FromProto(const v1::ServerInfo& in, ServerInfo* out) {
   return KeyFromProto("key", in.key(), &out->key);
 }
 
+void ToProto(const ChunkKey& in, v1::ChunkRef* out) {
+  out->set_tensor(in.tensor.value());
+  out->set_chunk(in.chunk.value());
+}
+
+absl::Status FromProto(const v1::ChunkRef& in, ChunkKey* out) {
+  *out = {TensorId(in.tensor()), ChunkIndex(in.chunk())};
+  return absl::OkStatus();
+}
+
 void ToProto(const ChunkMove& in, v1::ChunkMove* out) {
   out->set_tensor(in.chunk.tensor.value());
   out->set_chunk(in.chunk.chunk.value());
@@ -264,6 +274,7 @@ void ToProto(const Plan& in, v1::Plan* out) {
   out->set_init_writer(in.init_writer.value());
   out->set_move(in.move);
   AllToProto(in.moves, out->mutable_moves());
+  out->set_withdrawn(in.withdrawn);
   out->set_waiting(FreeText(in.waiting));
   AllToProto(in.fenced, out->mutable_fenced());
   out->set_restore_from(in.restore_from);
@@ -288,6 +299,7 @@ absl::Status FromProto(const v1::Plan& in, Plan* out) {
   out->lead_tensor = TensorId(in.lead_tensor());
   out->init_writer = NodeId(in.init_writer());
   out->move = in.move();
+  out->withdrawn = in.withdrawn();
   out->waiting = in.waiting();
   out->restore_from = in.restore_from();
   out->lineage = in.lineage();

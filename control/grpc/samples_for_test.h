@@ -81,6 +81,7 @@ inline Plan WholePlan() {
   plan.move = 44;
   plan.waiting = "1 of 2";
   plan.fenced = {{NodeId(12), Incarnation(33)}};
+  plan.withdrawn = true;
   plan.moves = {{{TensorId(4), ChunkIndex(1)}, NodeId(1), NodeId(3)}};
   plan.restore_from = "/srv/checkpoints/a";
   plan.lineage = 3;
@@ -159,7 +160,8 @@ inline std::vector<NodeRequest> NodeRequests() {
                      "out of disk",
                      {"part-server-0.safetensors", Bytes(1234), 0xFEDCBA9876543210u},
                      99,
-                     {{NodeId(12), Samples(640), Samples(3)}}},
+                     {{NodeId(12), Samples(640), Samples(3)}},
+                     {{TensorId(4), ChunkIndex(1)}}},
           LinkDownRequest{NodeId(9), 750, "connection reset"},
           Report(),
           Server(),
