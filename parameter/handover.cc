@@ -56,6 +56,8 @@ struct Encoded {
   std::vector<WorkerStaleness> worker_staleness;
   std::vector<CoveredStep> covered;
   std::vector<GroupVerdicts> verdicts;
+  std::vector<CoveredStep> counted;
+  Handover::Written written;
 };
 
 }  // namespace
@@ -67,6 +69,10 @@ void Fields(A& a, Is<Version> auto& v) {
 template <typename A>
 void Fields(A& a, Is<OperationId> auto& v) {
   a(v.origin_step, v.ordinal, v.kind);
+}
+template <typename A>
+void Fields(A& a, Is<Handover::Written> auto& v) {
+  a(v.node, v.incarnation, v.operation);
 }
 template <typename A>
 void Fields(A& a, Is<CoveredStep> auto& v) {
@@ -99,7 +105,7 @@ template <typename A>
 void Fields(A& a, Is<Encoded> auto& v) {
   a(v.layout, v.elements, v.array_count, v.version, v.updates, v.samples, v.arrays, v.applied_steps,
     v.pulled, v.members, v.recorded_updates, v.group_staleness, v.worker_staleness, v.covered,
-    v.verdicts);
+    v.verdicts, v.counted, v.written);
 }
 
 class ArrayTable {
@@ -201,6 +207,8 @@ std::vector<std::byte> Encode(const Handover& handover) {
   out.worker_staleness = handover.worker_staleness;
   out.covered = handover.covered;
   out.verdicts = handover.verdicts;
+  out.counted = handover.counted;
+  out.written = handover.written;
   out.array_count = static_cast<uint32_t>(arrays.arrays().size());
   Writer writer;
   writer(out);
@@ -232,7 +240,8 @@ absl::StatusOr<Handover> DecodeHandover(std::span<const std::byte> bytes, uint64
     return Bad(absl::StrCat("it has ", in.elements, " elements, must be ", elements));
   }
   const uint64_t rest = bytes.size() - 8 - head_size;
-  if (in.array_count > kMaxHandoverArrays || rest != in.array_count * elements * sizeof(float)) {
+  // Every array is named by a field.
+  if (in.array_count > head_size || rest != in.array_count * elements * sizeof(float)) {
     return Bad(absl::StrCat(in.array_count, " arrays in ", rest, " bytes"));
   }
   Handover out;
@@ -247,6 +256,8 @@ absl::StatusOr<Handover> DecodeHandover(std::span<const std::byte> bytes, uint64
   out.worker_staleness = std::move(in.worker_staleness);
   out.covered = std::move(in.covered);
   out.verdicts = std::move(in.verdicts);
+  out.counted = std::move(in.counted);
+  out.written = in.written;
   return out;
 }
 

@@ -3,7 +3,8 @@
 //
 // Open rounds are not part of it: they are void, and their members push to the new owner. Sequence
 // numbers neither: they count what one member sent to one owner. A reply that was not acknowledged
-// is kept until its member asks again or is past its step.
+// is kept until its member asks again or is past its step. What a member that is a group by itself
+// asks for again is answered with the weights as they are then: nobody else has to get the same.
 // Thread rule: values; pure functions.
 #pragma once
 
@@ -32,7 +33,7 @@ struct Handover {
     OperationStatus status = OperationStatus::kOk;
     Version version;
     Samples samples;
-    SharedFloats values;  // none in the answer to a Push
+    SharedFloats values;  // none in the answer to a Push, or for the weights as they are then
   };
   struct MemberState {
     GroupId group;
@@ -60,6 +61,14 @@ struct Handover {
   // Of the thread that held the chunk, not of the chunk: what the new owner may have missed.
   std::vector<CoveredStep> covered;
   std::vector<GroupVerdicts> verdicts;  // of the lead chunk
+  // Of the lead chunk: up to where members' unused samples were counted.
+  std::vector<CoveredStep> counted;
+  // The last state that was written into the chunk; operation 0: none, or it cannot come again.
+  struct Written {
+    NodeId node;
+    Incarnation incarnation;
+    Step operation;
+  } written;
 };
 
 // The bytes of MoveShard (docs/wire_format.md). Arrays that several fields share are in them once.
@@ -67,10 +76,9 @@ std::vector<std::byte> Encode(const Handover& handover);
 // InvalidArgument says what does not fit; every array has `elements`.
 absl::StatusOr<Handover> DecodeHandover(std::span<const std::byte> bytes, uint64_t elements);
 
-// The most bytes a handover of so many elements has.
-constexpr uint64_t kMaxHandoverArrays = 1024;
-constexpr uint64_t MaxHandoverBytes(uint64_t elements) {
-  return (64u << 20) + kMaxHandoverArrays * elements * sizeof(float);
+// The most bytes a handover of so many elements has: the arrays it may refer to, and its fields.
+constexpr uint64_t MaxHandoverBytes(uint64_t elements, uint64_t arrays) {
+  return (64u << 20) + arrays * elements * sizeof(float);
 }
 
 }  // namespace paceline

@@ -4,12 +4,14 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "parameter/shard_test_util.h"
+#include "parameter/state_codec.h"
 
 namespace paceline {
 namespace {
 
 using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
@@ -126,6 +128,97 @@ TEST_F(HandoverTest, SharedArraysTravelOnce) {
   const size_t bytes = Encode(old_.shard().HandOver(&replies_)).size();
   // Weights and momentum; both replies carry the weights.
   EXPECT_LT(bytes, 2 * kElements * sizeof(float) + 4096);
+}
+
+TEST_F(HandoverTest, AnyNumberOfRepliesThatAreKept) {
+  constexpr uint32_t kGroups = 1100;  // of two: each keeps its members' reply, of its own version
+  std::vector<GroupPlan> groups;
+  for (uint32_t g = 0; g < kGroups; ++g) groups.push_back(GroupOf(g, {2 * g, 2 * g + 1}));
+  ShardHarness from{1, kSgd, groups}, to{1, kSgd, groups};
+  for (uint32_t g = 0; g < kGroups; ++g) {
+    for (uint32_t member : {2 * g, 2 * g + 1}) {
+      from.Send({.member = member, .step = 1, .values = {1}, .group = g, .base = g});
+    }
+  }
+  const std::vector<std::byte> bytes = Encode(from.shard().HandOver(&replies_));
+  absl::StatusOr<Handover> state = DecodeHandover(bytes, 1);
+  ASSERT_TRUE(state.ok()) << state.status();
+  ASSERT_TRUE(to.shard().TakeOver(*std::move(state)).ok());
+  EXPECT_EQ(to.shard().version().count, kGroups);
+}
+
+TEST_F(HandoverTest, OfGroupsOfOneNoOldWeightsAreKept) {
+  std::vector<GroupPlan> groups;
+  for (uint32_t g = 0; g < 64; ++g) groups.push_back(GroupOf(g, {g}));
+  ShardHarness from{kElements, kSgd, groups}, to{kElements, kSgd, groups};
+  for (uint32_t g = 0; g < 64; ++g) {
+    from.Send({.member = g, .step = 1, .values = Ones(), .group = g, .base = g, .sequence = 1});
+  }
+  const std::vector<float> weights = from.weights();
+  const std::vector<std::byte> bytes = Encode(from.shard().HandOver(&replies_));
+  EXPECT_LT(bytes.size(), 2 * kElements * sizeof(float) + 65536);
+  absl::StatusOr<Handover> state = DecodeHandover(bytes, kElements);
+  ASSERT_TRUE(state.ok()) << state.status();
+  ASSERT_TRUE(to.shard().TakeOver(*std::move(state)).ok());
+  // The reply to the first update was lost: the member gets the weights of the 64th.
+  const std::vector<Reply> again =
+      to.Send({.member = 0, .step = 1, .values = Ones(), .group = 0, .sequence = 9});
+  ASSERT_THAT(again, SizeIs(1));
+  EXPECT_EQ(again[0].status, OperationStatus::kOk);
+  EXPECT_EQ(again[0].version.count, 64u);
+  EXPECT_EQ(ValuesOf(again[0]), weights);
+  EXPECT_EQ(to.shard().version().count, 64u) << "applied once";
+}
+
+TEST_F(HandoverTest, ArraysAreThoseOfTheOptimizer) {
+  const auto taken = [](const NamedSpec& optimizer, std::vector<std::string> names) {
+    ShardHarness to{1, optimizer, {GroupOf(0, {0})}};
+    Handover state;
+    for (std::string& name : names) {
+      SharedFloats values(1);
+      values.writable()[0] = 2;
+      state.arrays.emplace_back(std::move(name), std::move(values));
+    }
+    return to.shard().TakeOver(std::move(state));
+  };
+  const NamedSpec adam{"adam", {}};
+  EXPECT_TRUE(taken(adam, {"weights", "m", "v"}).ok());
+  EXPECT_TRUE(taken(adam, {"weights"}).ok()) << "no optimizer was set there yet";
+  EXPECT_THAT(taken(adam, {"weights", "m"}).message(), HasSubstr("'v' is missing"));
+  EXPECT_THAT(taken(adam, {"weights", "m", "v", "w"}).message(), HasSubstr("'w' is none"));
+  EXPECT_THAT(taken(adam, {"weights", "m", "m", "v"}).message(), HasSubstr("'m' comes twice"));
+  EXPECT_THAT(taken(adam, {"weights", "weights"}).message(), HasSubstr("comes twice"));
+  EXPECT_THAT(taken(kSgd, {"momentum"}).message(), HasSubstr("'weights' is missing"));
+}
+
+TEST_F(HandoverTest, AStateThatWasWrittenIsNotWrittenAgain) {
+  ChunkState written{.version = {}, .updates = 0, .samples = {}, .arrays = {}};
+  written.arrays.emplace_back("weights", std::vector<float>(3, 5.0f));
+  const std::vector<std::byte> bytes = EncodeState(written);
+  ShardHarness from{3, kSgd, {GroupOf(0, {0})}}, to{3, kSgd, {GroupOf(0, {0})}};
+  Operation op = from.Header({.kind = OperationKind::kWriteState});
+  op.origin_step = Step(17);
+  op.total_bytes = bytes.size();
+  from.shard().WriteState(op, {0, bytes}, &replies_);
+  absl::StatusOr<Handover> state = DecodeHandover(Encode(from.shard().HandOver(&replies_)), 3);
+  ASSERT_TRUE(state.ok()) << state.status();
+  ASSERT_TRUE(to.shard().TakeOver(*std::move(state)).ok());
+  // An update, and then the state again: its reply was lost on the way.
+  Sent push{.step = 1, .values = {1, 1, 1}};
+  Operation update = to.Header(push);
+  update.base = to.shard().version();
+  to.SendBytes(update, std::as_bytes(std::span(push.values)));
+  EXPECT_THAT(to.weights(), Each(4.0f));
+  replies_.clear();
+  op.sequence = Sequence(1);  // of another link
+  to.shard().WriteState(op, {0, bytes}, &replies_);
+  ASSERT_THAT(replies_, SizeIs(1));
+  EXPECT_EQ(replies_[0].status, OperationStatus::kOk);
+  EXPECT_THAT(to.weights(), Each(4.0f)) << "the update since";
+  op.origin_step = Step(18);
+  op.sequence = Sequence(2);
+  to.shard().WriteState(op, {0, bytes}, &replies_);
+  EXPECT_THAT(to.weights(), Each(5.0f)) << "another one";
 }
 
 TEST_F(HandoverTest, DamagedBytesAreRefusedEverywhere) {

@@ -122,13 +122,11 @@ void JobShards::OnBoundary(const Operation& operation,
     case Admission::kAccept:
       break;
   }
-  if (groups_.Cover(operation.group, operation.sender, operation.incarnation,
-                    operation.origin_step)) {
-    for (auto& [key, shard] : shards_) {
-      shard.Discarded(operation.group, operation.sender, operation.samples);
-    }
-  }
+  groups_.Cover(operation.group, operation.sender, operation.incarnation, operation.origin_step);
+  const NodeRef member{operation.sender, operation.incarnation};
+  unused_.Add(operation.group, member, operation.origin_step, operation.samples);
   for (auto& [key, shard] : shards_) {
+    shard.Unused(operation.group, member, operation.origin_step, operation.samples);
     if (shard.open_rounds() > 0) shard.OnCovered(operation.group, now, replies);
     if (shard.holds_taken_over()) shard.ForgetTakenOver(operation.group);
   }
@@ -196,6 +194,7 @@ void JobShards::ReplayParked(Ticks now, Replies* replies) {
 void JobShards::ApplyPlan(std::shared_ptr<const PreparedPlan> plan, Ticks now, Replies* replies) {
   if (plan_ != nullptr && plan->plan.generation < plan_->plan.generation) return;
   plan_ = std::move(plan);
+  if (plan_->plan.withdrawn) arrived_ = nullptr;
   if (groups_.MissedFence(plan_->plan.groups)) {
     CutAbort(absl::AbortedError("a member was fenced during the cut; try again"), now, replies);
   }
@@ -203,6 +202,7 @@ void JobShards::ApplyPlan(std::shared_ptr<const PreparedPlan> plan, Ticks now, R
   VoidOutdated(replies);
   for (const NodeRef& dead : plan_->plan.fenced) {
     for (auto& [key, shard] : shards_) shard.Forget(dead);
+    unused_.Forget(dead);
   }
   UpdateShards(now, replies);
   FollowLead(replies);
@@ -294,6 +294,7 @@ void JobShards::Fence(const FenceDirective& directive, Ticks now, Replies* repli
   for (auto& [key, shard] : shards_) shard.Forget(directive.dead);
   for (const GroupPlan& group : directive.groups) verdicts_.Prune(group.id);
   verdicts_.OnGroupsChanged();
+  unused_.Forget(directive.dead);
   ReplayParked(now, replies);
   PursueVerdicts(now, replies);
 }
@@ -424,6 +425,7 @@ JobAtServer JobShards::Report() const {
   report.job = plan_->plan.job;
   report.lineage = plan_->plan.lineage;
   uint64_t memory = parked_bytes_;
+  for (const auto& [key, arrival] : arriving_) memory += arrival.bytes.size();
   for (const auto& [key, shard] : shards_) {
     memory += shard.memory().value();
     if (shard.lead()) {

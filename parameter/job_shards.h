@@ -22,6 +22,7 @@
 #include "parameter/group_table.h"
 #include "parameter/parameter_shard.h"
 #include "parameter/refused_messages.h"
+#include "parameter/unused_samples.h"
 #include "parameter/verdicts.h"
 #include "plan/messages.h"
 #include "plan/plan.h"
@@ -99,6 +100,8 @@ class JobShards {
   void OnQuestion(Question question) { question_ = std::move(question); }
   // The lead owner's answer; one that cannot be read is as none.
   void OnVerdict(std::span<const std::byte> answer, Ticks now, Replies* replies);
+  // What has not come, of a plan whose moves are withdrawn: it does not come any more.
+  std::vector<ChunkKey> Missing() const;
   // The bytes of a chunk that was given away and that `move` gives back.
   void TakeBack(ChunkKey key, uint64_t move, std::span<const std::byte> bytes, Ticks now,
                 Replies* replies);
@@ -173,6 +176,7 @@ class JobShards {
   void GiveAway(ChunkKey key, ParameterShard& shard, Replies* replies);
   void OnMoveShard(const Operation& operation, const Piece& piece, Ticks now, Replies* replies);
   void Arrived(ChunkKey key, Ticks now, Replies* replies);
+  uint64_t MostArrays() const;
   absl::Status Install(ChunkKey key, std::span<const std::byte> bytes);
   ChunkKey LeadChunk() const { return {plan_->plan.lead_tensor, ChunkIndex(0)}; }
   void FollowLead(Replies* replies);
@@ -203,6 +207,7 @@ class JobShards {
   std::vector<Parked> parked_;
   uint64_t parked_bytes_ = 0;
   RefusedMessages refused_messages_;
+  UnusedSamples unused_;
   std::optional<Cut> cut_;
   std::array<uint64_t, kOperationStatuses> refused_{};
 };

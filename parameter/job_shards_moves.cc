@@ -28,6 +28,12 @@ void JobShards::GiveAway(ChunkKey key, ParameterShard& shard, Replies* replies) 
   hand_over_(std::move(out));
 }
 
+std::vector<ChunkKey> JobShards::Missing() const {
+  std::vector<ChunkKey> missing;
+  for (const auto& [key, arrival] : arriving_) missing.push_back(key);
+  return missing;
+}
+
 void JobShards::WhenAllArrived(std::function<void()> arrived) {
   arrived_ = std::move(arrived);
   if (arriving_.empty() && arrived_) std::exchange(arrived_, nullptr)();
@@ -41,6 +47,12 @@ void JobShards::OnMoveShard(const Operation& operation, const Piece& piece, Tick
     return Refuse(operation, piece, OperationStatus::kNotYet, replies);
   }
   const auto it = arriving_.find(operation.chunk);
+  if (plan_->over_quota && it != arriving_.end()) {
+    return Refuse(operation, piece, OperationStatus::kQuota, replies);
+  }
+  if (plan_->plan.withdrawn && it != arriving_.end()) {
+    return Refuse(operation, piece, OperationStatus::kNotOwner, replies);
+  }
   if (it == arriving_.end()) {
     // A part of what has arrived comes again.
     const bool here = shards_.contains(operation.chunk);
@@ -56,8 +68,9 @@ void JobShards::OnMoveShard(const Operation& operation, const Piece& piece, Tick
   const uint64_t total = operation.samples.value();
   const uint64_t at = operation.step.value() + piece.offset;
   const bool fits = move != nullptr && move->from == operation.sender && total > 0 &&
-                    total <= MaxHandoverBytes(arrival.elements) && at % kPieceBytes == 0 &&
-                    at < total && piece.bytes.size() == std::min(kPieceBytes, total - at);
+                    total <= MaxHandoverBytes(arrival.elements, MostArrays()) &&
+                    at % kPieceBytes == 0 && at < total &&
+                    piece.bytes.size() == std::min(kPieceBytes, total - at);
   if (!fits) return Refuse(operation, piece, OperationStatus::kBadRequest, replies);
   if (at > arrival.bytes.size()) {
     return Refuse(operation, piece, OperationStatus::kNotYet, replies);
@@ -106,8 +119,24 @@ absl::Status JobShards::Install(ChunkKey key, std::span<const std::byte> bytes) 
                                    SettingsOf(tensor, key.chunk.value()))
                       .first;
   const absl::Status taken = it->second.TakeOver(*std::move(handover));
-  if (!taken.ok()) shards_.erase(it);
-  return taken;
+  if (!taken.ok()) {
+    shards_.erase(it);
+    return taken;
+  }
+  unused_.ForEach(
+      [&shard = it->second](GroupId group, const NodeRef& member, Step through, Samples samples) {
+        shard.Unused(group, member, through, samples);
+      });
+  return absl::OkStatus();
+}
+
+// Weights, slots, what each group holds, and replies that members may still ask for; some of
+// members that are gone.
+uint64_t JobShards::MostArrays() const {
+  uint64_t holders = 64;
+  for (const GroupPlan& group : plan_->plan.groups) holders += 1 + group.members.size();
+  const size_t slots = plan_->optimizer == nullptr ? 0 : plan_->optimizer->slots().size();
+  return 1 + slots + holders * MemberOperations::kMaxOperations;
 }
 
 }  // namespace paceline

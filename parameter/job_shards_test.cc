@@ -34,6 +34,8 @@ class MovedChunk : public testing::Test {
     EXPECT_THAT(owner.Statuses(), ElementsAre(OperationStatus::kOk, OperationStatus::kOk));
   }
 
+  static Plan Moved() { return PlanOfMove({kB}, 2, 7, {{kFirst, kA, kB}}); }
+
   Owner a_{kA};
   Owner b_{kB};
   uint64_t sequence_ = 0;
@@ -114,6 +116,106 @@ TEST_F(MovedChunk, WhatAnOlderMoveLeftBehindIsNotTakenForANewerOne) {
   EXPECT_THAT(b_.Statuses(), ElementsAre(OperationStatus::kOk));
   ASSERT_NE(b_.shards.shard(kFirst), nullptr);
   EXPECT_THAT(b_.shards.shard(kFirst)->weights(), Each(-1.0f)) << "the update at b";
+}
+
+// ---- Samples that reach no update, while the lead chunk moves ---------------------------------
+
+class UnusedOfALead : public MovedChunk {
+ protected:
+  static Operation Boundary(uint64_t step, uint64_t unused) {
+    Operation op = OperationOf(OperationKind::kBoundary, 0, step, 100 + step, 0);
+    op.samples = Samples(unused);
+    return op;
+  }
+  static uint64_t Discarded(Owner& owner) {
+    uint64_t samples = 0;
+    for (const WorkerStaleness& worker : owner.shards.Report().workers) {
+      samples += worker.discarded.value();
+    }
+    return samples;
+  }
+  void Deliver() {
+    const std::vector<std::byte> bytes = Encode(a_.given.at(0).state);
+    b_.Send(MoveOperation(a_.given[0], kA, bytes), bytes);
+    ASSERT_NE(b_.shards.shard(kFirst), nullptr);
+  }
+  const Plan moved_ = PlanOfMove({kB}, 2, 7, {{kFirst, kA, kB}});
+};
+
+TEST_F(UnusedOfALead, ABoundaryThatMeetsNoLeadAnywhereIsCounted) {
+  b_.SendBoundary(Boundary(5, 8));  // before it comes
+  a_.Apply(moved_);
+  a_.SendBoundary(Boundary(5, 8));  // after it went
+  b_.Apply(moved_);
+  Deliver();
+  EXPECT_EQ(Discarded(b_), 8u);
+}
+
+TEST_F(UnusedOfALead, ABoundaryThatMeetsBothIsCountedOnce) {
+  a_.SendBoundary(Boundary(5, 8));
+  b_.SendBoundary(Boundary(5, 8));
+  EXPECT_EQ(Discarded(a_), 8u);
+  a_.Apply(moved_);
+  b_.Apply(moved_);
+  Deliver();
+  b_.SendBoundary(Boundary(5, 8));
+  EXPECT_EQ(Discarded(b_), 8u);
+  b_.SendBoundary(Boundary(6, 3));
+  EXPECT_EQ(Discarded(b_), 11u);
+}
+
+TEST_F(UnusedOfALead, AStepThatIsKnownFromAnotherChunkIsCounted) {
+  constexpr ChunkKey kSecond{TensorId(0), ChunkIndex(1)};
+  Owner a(kA), b(kB);
+  a.Apply(PlanOfOwners({kB, kA}, 1));
+  b.Apply(PlanOfOwners({kB, kA}, 1));
+  a.SendBoundary(Boundary(5, 8));
+  const Plan moved = PlanOfMove({kB, kB}, 2, 7, {{kSecond, kA, kB}});
+  a.Apply(moved);
+  b.Apply(moved);
+  const std::vector<std::byte> bytes = Encode(a.given.at(0).state);
+  b.Send(MoveOperation(a.given[0], kA, bytes), bytes);
+  ASSERT_NE(b.shards.shard(kSecond), nullptr);
+  b.SendBoundary(Boundary(5, 8));
+  EXPECT_EQ(Discarded(b), 8u);
+}
+
+TEST_F(MovedChunk, WhatIsOnItsWayIsInTheReport) {
+  a_.Apply(Moved());
+  b_.Apply(Moved());
+  const std::vector<std::byte> bytes = Encode(a_.given.at(0).state);
+  const Operation op = MoveOperation(a_.given[0], kA, bytes);
+  EXPECT_EQ(b_.shards.Report().memory, Bytes(0));
+  for (size_t i = 0; i < 3; ++i) b_.Send(op, PiecesOf(bytes)[i]);
+  EXPECT_EQ(b_.shards.Report().memory, Bytes(3 * kPieceBytes));
+}
+
+TEST_F(MovedChunk, MoreThanTheChunkCanHaveIsRefused) {
+  a_.Apply(Moved());
+  b_.Apply(Moved());
+  const std::vector<std::byte> bytes = Encode(a_.given.at(0).state);
+  Operation op = MoveOperation(a_.given[0], kA, bytes);
+  op.samples = Samples(1ull << 40);
+  op.total_bytes = kPieceBytes;
+  b_.Send(op, PiecesOf(bytes)[0]);
+  EXPECT_THAT(b_.Statuses(), ElementsAre(OperationStatus::kBadRequest));
+}
+
+TEST_F(MovedChunk, AChunkThatIsGivenBackGoesOnWhereItWas) {
+  Update(a_, 0);
+  a_.Apply(Moved());
+  const std::vector<std::byte> bytes = Encode(a_.given.at(0).state);
+  int arrived = 0;
+  a_.Apply(PlanOfMove({kA}, 3, 8, {{kFirst, kA, kA}}));
+  a_.shards.WhenAllArrived([&arrived] { ++arrived; });
+  EXPECT_THAT(a_.given, SizeIs(1)) << "it gave nothing to itself";
+  a_.shards.TakeBack(kFirst, 7, bytes, Seconds(1), &a_.replies);
+  EXPECT_EQ(a_.shards.shard(kFirst), nullptr) << "of another move";
+  a_.shards.TakeBack(kFirst, 8, bytes, Seconds(1), &a_.replies);
+  EXPECT_EQ(arrived, 1);
+  ASSERT_NE(a_.shards.shard(kFirst), nullptr);
+  EXPECT_THAT(a_.shards.shard(kFirst)->weights(), Each(-1.0f));
+  Update(a_, 1);
 }
 
 TEST(ParkedFrames, ARefusedPieceIsARefusalOfItsMessage) {

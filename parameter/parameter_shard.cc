@@ -136,6 +136,12 @@ bool ParameterShard::AddBytes(const Piece& piece) {
   return true;
 }
 
+// By the owner before this one, whose reply was lost.
+bool ParameterShard::WasWritten(const Operation& operation) const {
+  return written_.operation > Step(0) && written_.operation == operation.origin_step &&
+         written_.node == operation.sender && written_.incarnation == operation.incarnation;
+}
+
 void ParameterShard::WriteState(const Operation& operation, const Piece& piece, Replies* replies) {
   if (operation.total_bytes < kStateHeaderBytes ||
       operation.total_bytes > MaxStateBytes(elements_)) {
@@ -147,6 +153,7 @@ void ParameterShard::WriteState(const Operation& operation, const Piece& piece, 
     transfer_.in.resize((operation.total_bytes + kPieceBytes - 1) / kPieceBytes);
   }
   if (transfer_.done) return Refuse(operation, piece, OperationStatus::kOk, replies);
+  if (WasWritten(operation)) return Refuse(operation, piece, OperationStatus::kOk, replies);
   if (!AddBytes(piece)) return Refuse(operation, piece, OperationStatus::kBadRequest, replies);
   if (std::find(transfer_.in.begin(), transfer_.in.end(), false) != transfer_.in.end()) return;
   absl::StatusOr<ChunkState> state = DecodeState(transfer_.bytes, elements_);
@@ -156,6 +163,7 @@ void ParameterShard::WriteState(const Operation& operation, const Piece& piece, 
     return Refuse(operation, piece, OperationStatus::kBadRequest, replies);
   }
   transfer_.done = true;
+  written_ = {operation.sender, operation.incarnation, operation.origin_step};
   Restore(*std::move(state), version_.lineage + 1);
   DiscardOpenPushes(replies);
   replies->push_back(MakeReply(operation, OperationStatus::kOk));

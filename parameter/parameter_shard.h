@@ -89,10 +89,9 @@ class ParameterShard {
   std::optional<OperationStatus> TakeRefusal() { return std::exchange(refusal_, std::nullopt); }
 
   // ---- Changes of the group table.
-  // A member of `group` covered further steps; `unused` of its samples it pushed in none of them.
-  void Discarded(GroupId group, NodeId member, Samples unused) {
-    if (settings_.lead && unused > Samples(0)) recorder_.Discarded(group, member, unused);
-  }
+  // A member of `group` covered steps up to `through`; `unused` of its samples it pushed in none of
+  // them. The lead counts them, once.
+  void Unused(GroupId group, const NodeRef& member, Step through, Samples unused);
   void OnCovered(GroupId group, Ticks now, Replies* replies);
   // Open rounds of steps whose generation is no longer the one they were begun under are void:
   // members whose contribution was whole are told kOldGeneration and push again.
@@ -105,8 +104,9 @@ class ParameterShard {
   // The shard stops: open rounds are void and their members told kNotOwner. Nothing else may be
   // called afterwards.
   Handover HandOver(Replies* replies);
-  // A fresh shard goes on where another stopped. InvalidArgument names an array that the optimizer
-  // does not have or misses.
+  // A fresh shard goes on where another stopped. InvalidArgument names an array that is there
+  // twice, or that the optimizer does not have or misses; an optimizer that was not set yet where
+  // the chunk comes from misses all of its.
   absl::Status TakeOver(Handover handover);
   // A member of `group` passed further steps: replies of the owner before are no longer asked for.
   void ForgetTakenOver(GroupId group);
@@ -185,6 +185,7 @@ class ParameterShard {
   // Unshared: a copy takes the place of an array that others hold.
   std::span<float> Writable(SharedFloats& array);
   bool SameTransfer(const Operation& operation) const;
+  bool WasWritten(const Operation& operation) const;
   bool AddBytes(const Piece& piece);
   void Restore(ChunkState state, uint32_t lineage);
   // They were computed on weights that are gone.
@@ -207,6 +208,7 @@ class ParameterShard {
   bool awaits_restore_ = false;
   uint32_t restored_lineage_ = 0;
   Transfer transfer_;
+  Handover::Written written_;
 
   Rounds rounds_;
   std::map<MemberKey, MemberOperations> members_;
@@ -215,6 +217,7 @@ class ParameterShard {
   std::map<GroupId, std::pair<Version, SharedFloats>> pulled_;
   std::optional<std::map<GroupId, Step>> hold_;
   StalenessRecorder recorder_;
+  std::map<MemberKey, CoveredStep> counted_;  // unused samples of the members, at the lead
   bool holds_taken_over_ = false;
   std::optional<OperationStatus> refusal_;
 };

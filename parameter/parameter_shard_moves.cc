@@ -1,10 +1,59 @@
 // A ParameterShard that changes its owner.
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/status.h"
 #include "parameter/parameter_shard.h"
 
 namespace paceline {
+
+namespace {
+
+absl::Status Bad(std::string_view what, std::string_view array) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("a chunk handed over: array '", Absl(array), "' ", Absl(what)));
+}
+
+using Arrays = std::vector<std::pair<std::string, SharedFloats>>;
+
+// "weights" once, and either no slot or those of the optimizer.
+absl::Status CheckArrays(const Arrays& arrays, const Optimizer* optimizer, uint64_t elements) {
+  std::vector<std::string> names;
+  for (const auto& [name, values] : arrays) {
+    if (values.size() != elements) {
+      return Bad(absl::StrCat("has ", values.size(), " elements, not ", elements), name);
+    }
+    if (std::find(names.begin(), names.end(), name) != names.end()) return Bad("comes twice", name);
+    names.push_back(name);
+  }
+  const auto has = [&names](const std::string& name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  if (!has("weights")) return Bad("is missing", "weights");
+  if (optimizer == nullptr || names.size() == 1) return absl::OkStatus();
+  const std::vector<std::string>& slots = optimizer->slots();
+  for (const std::string& slot : slots) {
+    if (!has(slot)) return Bad("is missing, which the job's optimizer has", slot);
+  }
+  for (const std::string& name : names) {
+    const bool known =
+        name == "weights" || std::find(slots.begin(), slots.end(), name) != slots.end();
+    if (!known) return Bad("is none of the job's optimizer", name);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void ParameterShard::Unused(GroupId group, const NodeRef& member, Step through, Samples unused) {
+  if (!settings_.lead || unused == Samples(0)) return;
+  CoveredStep& counted = counted_[{group, member.node}];
+  if (counted.incarnation > member.incarnation) return;
+  if (counted.incarnation == member.incarnation && through <= counted.through) return;
+  counted = {group, member.node, member.incarnation, through};
+  recorder_.Discarded(group, member.node, unused);
+}
 
 Handover ParameterShard::HandOver(Replies* replies) {
   Abandon(OperationStatus::kNotOwner, replies);
@@ -23,21 +72,25 @@ Handover ParameterShard::HandOver(Replies* replies) {
     out.members.push_back(member.HandOver());
     out.members.back().group = key.group;
     out.members.back().node = key.node;
+    const GroupTable::Generation* const newest = groups_->Newest(key.group);
+    if (newest == nullptr || newest->plan->members.size() > 1) continue;
+    for (Handover::Answer& answer : out.members.back().answers) {
+      if (answer.id.kind == RoundKind::kApply) answer.values = {};
+    }
   }
   out.recorded_updates = recorder_.updates();
   out.group_staleness = recorder_.groups();
   out.worker_staleness = recorder_.workers();
   out.covered = groups_->Covered();
+  for (const auto& [key, counted] : counted_) out.counted.push_back(counted);
+  out.written = written_;
   return out;
 }
 
 absl::Status ParameterShard::TakeOver(Handover handover) {
-  std::vector<std::pair<std::string, SharedFloats>> slots;
+  PACELINE_RETURN_IF_ERROR(CheckArrays(handover.arrays, settings_.optimizer.get(), elements_));
+  Arrays slots;
   for (auto& [name, values] : handover.arrays) {
-    if (values.size() != elements_) {
-      return absl::InvalidArgumentError(absl::StrCat("a chunk handed over: array ", name, " has ",
-                                                     values.size(), " elements, not ", elements_));
-    }
     if (name == "weights") {
       weights_ = std::move(values);
     } else {
@@ -61,6 +114,10 @@ absl::Status ParameterShard::TakeOver(Handover handover) {
   }
   recorder_.TakeOver(handover.recorded_updates, handover.group_staleness,
                      handover.worker_staleness);
+  for (const CoveredStep& counted : handover.counted) {
+    counted_[{counted.group, counted.node}] = counted;
+  }
+  written_ = handover.written;
   sealed_ = true;
   return absl::OkStatus();
 }

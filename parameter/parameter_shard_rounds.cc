@@ -145,6 +145,12 @@ void ParameterShard::Again(OpenOperation& open, const Operation& operation, cons
   if (!open.reply) return;  // its round will answer
   Reply reply = *open.reply;
   reply.to = open.operation;
+  if (operation.kind == OperationKind::kPushPull && !reply.values) {
+    // Answered by the owner before this one, which did not hand over old weights.
+    reply.values = weights_;
+    reply.version = version_;
+    if (settings_.policy->compensates()) pulled_[operation.group] = {version_, weights_};
+  }
   replies->push_back(std::move(reply));
 }
 

@@ -257,6 +257,7 @@ absl::Status SessionImpl::SendBoundary(Step first, Step last, Samples unused, Ti
     MutexLock lock(&mutex_);
     if (!failed_.ok()) return failed_;
     passed_ = last;
+    passed_unused_ = unused;
     const std::set<NodeId> owners = Owners();
     if (owners.empty()) return absl::OkStatus();
     ops = MakeBoundary(owners, first, last, unused, patience, &id);

@@ -92,7 +92,7 @@ void SessionImpl::FollowOwners() {
   }
   if (newcomers.empty() || !passed_ || !group_->in_group()) return;
   uint64_t id = 0;
-  for (auto& op : MakeBoundary(newcomers, *passed_, *passed_, Samples(0), Ticks(0), &id)) {
+  for (auto& op : MakeBoundary(newcomers, *passed_, *passed_, passed_unused_, Ticks(0), &id)) {
     retries_.push_back({Now(), op});
   }
   timer_wake_.Signal();

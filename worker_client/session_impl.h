@@ -252,6 +252,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   bool preparing_ GUARDED_BY(mutex_) = false;
   bool started_ GUARDED_BY(mutex_) = false;        // the start step is over
   std::optional<Step> passed_ GUARDED_BY(mutex_);  // owners were told: nothing more up to here
+  Samples passed_unused_ GUARDED_BY(mutex_);       // and what of it reached no update
   uint64_t next_operation_ GUARDED_BY(mutex_) = 1;
   std::map<uint64_t, std::shared_ptr<Pending>> pending_ GUARDED_BY(mutex_);
   std::vector<Retry> retries_ GUARDED_BY(mutex_);

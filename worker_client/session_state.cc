@@ -105,6 +105,7 @@ absl::Status SessionImpl::WriteState(TensorId tensor, const TensorState& state) 
       encoded.push_back(EncodeState(PartOf(state, i, held.chunks[i].range)));
       ops.push_back(MakeChunkOp(request, held, i));
       ops.back()->tag = id;
+      ops.back()->header.origin_step = Step(id);  // the same with another owner
       ops.back()->payload = encoded.back();
     }
     pending->ops = ops;
