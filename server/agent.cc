@@ -137,9 +137,10 @@ Router::Done ServerAgent::AckWhenDone(uint64_t id) {
   };
 }
 
-void ServerAgent::OnArrived(uint64_t move) {
+void ServerAgent::OnArrived(uint64_t move, std::vector<ChunkKey> missing) {
   AckRequest ack;
   ack.id = move;
+  ack.missing = std::move(missing);
   Queue(ack);
 }
 

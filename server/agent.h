@@ -52,7 +52,7 @@ class ServerAgent {
   const SecretKey& key() const { return joined_.key; }
 
   // For the router, from its threads.
-  void OnArrived(uint64_t move);
+  void OnArrived(uint64_t move, std::vector<ChunkKey> missing);
   void OnLinkDown(NodeId peer, Ticks since, const std::string& cause);
 
  private:

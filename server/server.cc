@@ -51,7 +51,9 @@ absl::Status Server::Start() {
   options_.router.incarnation = agent_->self().incarnation;
   options_.router.key = agent_->key();
   options_.router.transport = transport_.get();
-  options_.router.on_arrived = [this](JobId, uint64_t move) { agent_->OnArrived(move); };
+  options_.router.on_arrived = [this](JobId, uint64_t move, std::vector<ChunkKey> missing) {
+    agent_->OnArrived(move, std::move(missing));
+  };
   options_.router.on_link_down = [this](NodeId peer, Ticks since, const std::string& cause) {
     agent_->OnLinkDown(peer, since, cause);
   };

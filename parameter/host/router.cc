@@ -42,6 +42,30 @@ class Arrivals {
   const Router::Done done_;
 };
 
+// Calls `done` with what is missing of all threads when every one has arrived.
+class MovedHere {
+ public:
+  using Done = std::function<void(std::vector<ChunkKey>)>;
+  MovedHere(uint32_t expected, Done done) : left_(expected), done_(std::move(done)) {}
+
+  void Arrive(const std::vector<ChunkKey>& missing) EXCLUDES(mutex_) {
+    std::vector<ChunkKey> all;
+    {
+      MutexLock lock(&mutex_);
+      missing_.insert(missing_.end(), missing.begin(), missing.end());
+      if (--left_ > 0) return;
+      all.swap(missing_);
+    }
+    done_(std::move(all));
+  }
+
+ private:
+  Mutex mutex_;
+  uint32_t left_ GUARDED_BY(mutex_);
+  std::vector<ChunkKey> missing_ GUARDED_BY(mutex_);
+  const Done done_;
+};
+
 // What the chunks that `self` owns take at rest, with one sum in the making.
 uint64_t MemoryOf(const Plan& plan, NodeId self, size_t slots) {
   uint64_t bytes = 0;
@@ -114,7 +138,7 @@ class RouterImpl final : public Router {
   using JobTask = std::function<absl::Status(ShardThread&, JobShards*, ParameterShard::Replies*)>;
 
   absl::StatusOr<std::shared_ptr<const PreparedPlan>> PreparePlan(const Plan& plan) const;
-  std::shared_ptr<Arrivals> ArrivalsOf(const Plan& plan) const;
+  std::shared_ptr<MovedHere> ArrivalsOf(const Plan& plan) const;
   // Runs `task` on every shard thread with its part of the job (null when it has none).
   void OnEveryThread(JobId job, Done done, JobTask task) EXCLUDES(order_mutex_);
   std::map<JobId, JobAtServer> CollectReports();
@@ -220,15 +244,17 @@ absl::StatusOr<std::shared_ptr<const PreparedPlan>> RouterImpl::PreparePlan(
   return prepared;
 }
 
-// Tells when every thread has the chunks that the plan brings here; null when it brings none.
-std::shared_ptr<Arrivals> RouterImpl::ArrivalsOf(const Plan& plan) const {
+// Tells when every thread has the chunks that the plan brings here, or what they miss of them; null
+// when it brings none.
+std::shared_ptr<MovedHere> RouterImpl::ArrivalsOf(const Plan& plan) const {
   const bool comes =
       std::any_of(plan.moves.begin(), plan.moves.end(),
                   [this](const ChunkMove& move) { return move.to == options_.self; });
   if (!comes || !options_.on_arrived) return nullptr;
-  return std::make_shared<Arrivals>(static_cast<uint32_t>(threads_.size()),
-                                    [tell = options_.on_arrived, job = plan.job,
-                                     move = plan.move](const absl::Status&) { tell(job, move); });
+  return std::make_shared<MovedHere>(
+      static_cast<uint32_t>(threads_.size()),
+      [tell = options_.on_arrived, job = plan.job,
+       move = plan.move](std::vector<ChunkKey> missing) { tell(job, move, std::move(missing)); });
 }
 
 void RouterImpl::ApplyPlan(const Plan& plan, Done done) {
@@ -244,7 +270,7 @@ void RouterImpl::ApplyPlan(const Plan& plan, Done done) {
         "job ", plan.job.value(), ": its shards here would take more than the quota of ",
         options_.job_memory_quota, " bytes per job; raise it or add servers"));
   }
-  std::shared_ptr<Arrivals> arrived = ArrivalsOf(plan);
+  const std::shared_ptr<MovedHere> arrived = ArrivalsOf(plan);
   OnEveryThread(
       plan.job, std::move(done),
       [plan = *std::move(prepared), quota, arrived, mover = &mover_, links = &verdict_links_](
@@ -257,8 +283,10 @@ void RouterImpl::ApplyPlan(const Plan& plan, Done done) {
           links->Ask(thread, std::move(question));
         });
         job.ApplyPlan(plan, t.Now(), replies);
-        if (arrived != nullptr) {
-          job.WhenAllArrived([arrived] { arrived->Arrive(absl::OkStatus()); });
+        if (arrived != nullptr && plan->plan.withdrawn) {
+          arrived->Arrive(job.Missing());
+        } else if (arrived != nullptr) {
+          job.WhenAllArrived([arrived] { arrived->Arrive({}); });
         }
         return quota;
       });

@@ -55,8 +55,9 @@ struct RouterOptions {
   Incarnation incarnation;
   SecretKey key{};
   Transport* transport = nullptr;  // outlives StopMoving
-  // Every chunk that the plan's moves bring here has come. Called from a shard thread.
-  std::function<void(JobId, uint64_t move)> on_arrived;
+  // Every chunk that the plan's moves bring here has come, but for those that are `missing` because
+  // the moves were withdrawn. Called from a shard thread.
+  std::function<void(JobId, uint64_t move, std::vector<ChunkKey> missing)> on_arrived;
   // A chunk cannot be given to `peer` since so long.
   std::function<void(NodeId peer, Ticks since, const std::string& cause)> on_link_down;
   uint32_t threads = 2;                   // shard threads; a chunk belongs to one of them

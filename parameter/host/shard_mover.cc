@@ -372,39 +372,61 @@ absl::Status ShardMover::OnFrame(Channel& channel, const FrameHeader& header, Pa
     return absl::InvalidArgumentError(absl::StrCat("a new owner sends no ", Absl(Name(header.kind)),
                                                    header.reply ? " replies" : " frames"));
   }
-  MutexLock lock(&mutex_);
-  for (auto& [at, link] : links_) {
-    if (link->channel.get() == &channel) OnReply(*link, header);
+  Ticks refused;
+  NodeId peer;
+  {
+    MutexLock lock(&mutex_);
+    for (auto& [at, link] : links_) {
+      if (link->channel.get() != &channel) continue;
+      refused = OnReply(*link, header);
+      peer = at.second;
+    }
+  }
+  if (refused > Ticks() && options_.on_link_down) {
+    options_.on_link_down(peer, refused,
+                          absl::StrCat("chunk ", header.tensor.value(), "/", header.chunk.value(),
+                                       " is refused: ", Absl(Name(header.status))));
   }
   return absl::OkStatus();
 }
 
-void ShardMover::OnReply(Link& link, const FrameHeader& header) {
+Ticks ShardMover::OnReply(Link& link, const FrameHeader& header) {
   link.down_since = Ticks();
   for (auto it = link.parcels.begin(); it != link.parcels.end(); ++it) {
     Parcel& parcel = **it;
     const auto message = parcel.outstanding.find(header.sequence);
     if (message == parcel.outstanding.end()) continue;
     wake_.SignalAll();
-    if (header.status == FrameStatus::kOk) {
-      parcel.taken = message->second;
-      parcel.outstanding.erase(message);
-      parcel.probing = false;
-      parcel.tries = 0;
-      link.tries = 0;
-      if (parcel.taken == parcel.bytes->size()) link.parcels.erase(it);
-      return;
-    }
-    const bool odd = header.status != FrameStatus::kNotYet;
-    if (odd && !std::exchange(parcel.said_refused, true)) {
-      LogError("mover", link.to.name, " does not take chunk ", header.tensor.value(), "/",
-               header.chunk.value(), " of job ", header.job.value(), ": ",
-               Absl(Name(header.status)), "; trying again");
-    }
-    parcel.taken = 0;  // it may be gone with the refusal
-    parcel.Rewind(Now() + PauseAfter(parcel.tries++));
-    return;
+    if (header.status != FrameStatus::kOk) return OnRefused(link, parcel, header);
+    parcel.taken = message->second;
+    parcel.outstanding.erase(message);
+    parcel.probing = false;
+    parcel.tries = 0;
+    parcel.refused_since = Ticks();
+    link.tries = 0;
+    if (parcel.taken == parcel.bytes->size()) link.parcels.erase(it);
+    return Ticks();
   }
+  return Ticks();
+}
+
+Ticks ShardMover::OnRefused(Link& link, Parcel& parcel, const FrameHeader& header) {
+  const Ticks now = Now();
+  parcel.taken = 0;  // it may be gone with the refusal
+  parcel.Rewind(now + PauseAfter(parcel.tries++));
+  if (header.status == FrameStatus::kNotYet) return Ticks();
+  if (!std::exchange(parcel.said_refused, true)) {
+    LogError("mover", link.to.name, " does not take chunk ", header.tensor.value(), "/",
+             header.chunk.value(), " of job ", header.job.value(), ": ", Absl(Name(header.status)),
+             "; trying again");
+  }
+  if (parcel.refused_since == Ticks()) {
+    parcel.refused_since = now;
+    parcel.next_word = now + kDownAfter;
+  }
+  if (now < parcel.next_word) return Ticks();
+  parcel.next_word = now + kDownAgainAfter;
+  return now - parcel.refused_since;
 }
 
 void ShardMover::OnClosed(Channel& channel, const absl::Status& /*cause*/) {

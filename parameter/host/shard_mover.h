@@ -39,7 +39,8 @@ struct ShardMoverOptions {
   Incarnation incarnation;
   SecretKey key{};
   Transport* transport = nullptr;  // null: nothing is ever given
-  // A destination was out of reach for `since`; said again every few seconds while it is.
+  // A destination was out of reach, or refused a chunk, for `since`; said again every few seconds
+  // while it is so.
   std::function<void(NodeId peer, Ticks since, const std::string& cause)> on_link_down;
   std::function<void(ReturnedChunk)> on_returned;
 };
@@ -74,6 +75,8 @@ class ShardMover final : public FrameSink {
     Ticks next_try;
     uint32_t tries = 0;
     bool said_refused = false;
+    Ticks refused_since;  // 0: not, or only because the plan is still to come
+    Ticks next_word;
 
     void Rewind(Ticks at);
   };
@@ -121,7 +124,9 @@ class ShardMover final : public FrameSink {
       REQUIRES(mutex_);
   void NotSent(Link& link, const Channel* channel, Parcel& parcel, const absl::Status& cause)
       EXCLUDES(mutex_);
-  void OnReply(Link& link, const FrameHeader& header) REQUIRES(mutex_);
+  // How long a chunk is refused, when that is to be told.
+  Ticks OnReply(Link& link, const FrameHeader& header) REQUIRES(mutex_);
+  Ticks OnRefused(Link& link, Parcel& parcel, const FrameHeader& header) REQUIRES(mutex_);
   void Lose(Link& link, const Channel* channel) REQUIRES(mutex_);
   bool IsWanted(const OutgoingChunk& chunk) const REQUIRES(mutex_);
   bool IsReturned(const OutgoingChunk& chunk) const REQUIRES(mutex_);
