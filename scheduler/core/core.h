@@ -49,6 +49,11 @@ struct CoreLimits {
   uint32_t max_worker_names = 100'000;  // that ever joined a job: their ranks are kept
   // Chunks that move at once: their rounds wait until they have arrived, the others go on.
   uint64_t move_bytes = 16u << 20;
+  // After so long without a link from the old owner to the new one chunks go back to the old one,
+  // and for a while (much longer where memory is what a server lacks) the two are not chosen again.
+  Ticks move_outage = Seconds(10);
+  Ticks move_avoidance = Seconds(60);
+  Ticks move_avoidance_of_full = Seconds(1800);
 };
 
 struct CoreOptions {

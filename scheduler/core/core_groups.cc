@@ -119,6 +119,7 @@ Plan Core::Impl::PlanFor(const JobRecord& job, const NodeRecord& to) const {
   plan.moves = job.moves;
   plan.restore_from = job.restore_from;
   plan.lineage = job.lineage;
+  plan.withdrawn = job.withdrawn;
   return plan;
 }
 

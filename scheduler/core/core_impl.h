@@ -112,6 +112,8 @@ struct JobRuntime {
   bool said_no_server = false;
   std::string told_waiting;    // why workers begin no step, as they were told last
   std::set<NodeId> moving_to;  // owners that have not all of their chunks yet
+  std::set<ChunkKey> missing;  // what those have said that a withdrawn move did not bring
+  std::map<std::pair<NodeId, NodeId>, Ticks> avoided;  // from, to: no chunks move until then
   std::set<NodeId> released;   // servers that owned chunks once and know the job
   std::set<NodeId> ending;     // owners that get EndJob after their last report
   Ticks ended_at;
@@ -266,7 +268,12 @@ class Core::Impl {
   bool MayMove(const JobRecord& job) const;
   void ProposeMoves(JobId id);
   std::vector<ChunkMove> NextMoves(const JobRecord& job) const;
-  void AckMove(JobId id, NodeId from);
+  void AckMove(JobId id, NodeId from, const std::vector<ChunkKey>& missing);
+  void FinishMoves(JobId id);
+  void GiveBack(JobId id);
+  void WithdrawMoves(JobId id, NodeId from, NodeId to, Ticks avoidance, const std::string& reason);
+  void OnLinkOfMove(NodeId from, const LinkDownRequest& link);
+  void OnPlanRefused(JobId id, NodeId by, const std::string& reason);
   bool OwnsChunks(NodeId server) const;
   void SayDrained();
 

@@ -97,6 +97,11 @@ std::vector<ChunkMove> Core::Impl::NextMoves(const JobRecord& job) const {
   }
   const std::vector<NodeId> servers = ServersForChunks();
   std::vector<ChunkMove> moves = Rebalance(chunks, {servers.begin(), servers.end()});
+  const auto run = runtimes_.find(job.id);
+  std::erase_if(moves, [&](const ChunkMove& move) {
+    const auto avoided = run->second.avoided.find({move.from, move.to});
+    return avoided != run->second.avoided.end() && avoided->second > now_;
+  });
   uint64_t bytes = 0;
   size_t taken = 0;
   while (taken < moves.size() && (taken == 0 || bytes < options_.limits.move_bytes)) {
@@ -130,14 +135,25 @@ void Core::Impl::ProposeMoves(JobId id) {
   SendPlanToAll(id);
 }
 
-void Core::Impl::AckMove(JobId id, NodeId from) {
+void Core::Impl::AckMove(JobId id, NodeId from, const std::vector<ChunkKey>& missing) {
   JobRuntime& run = runtime(id);
+  const JobRecord& moving = job(id);
   // After a restart of the scheduler who is awaited is known from the moves alone.
   if (run.moving_to.empty()) {
-    for (const ChunkMove& move : job(id).moves) run.moving_to.insert(move.to);
+    for (const ChunkMove& move : moving.moves) run.moving_to.insert(move.to);
+  }
+  for (const ChunkMove& move : moving.moves) {
+    const bool said = std::find(missing.begin(), missing.end(), move.chunk) != missing.end();
+    if (moving.withdrawn && move.to == from && said) run.missing.insert(move.chunk);
   }
   run.moving_to.erase(from);
   if (!run.moving_to.empty()) return;
+  if (run.missing.empty()) return FinishMoves(id);
+  GiveBack(id);
+}
+
+void Core::Impl::FinishMoves(JobId id) {
+  JobRuntime& run = runtime(id);
   // The new lead's first report is still to come: until then what the old one counted holds.
   for (const ChunkMove& move : job(id).moves) run.released.insert(move.from);
   Decide(scheduler::MovesDone{id, job(id).generation + JobGeneration(1)});
@@ -151,6 +167,70 @@ void Core::Impl::AckMove(JobId id, NodeId from) {
     if (OwnersOf(job(id)).count(server) == 0) SendPlan(job(id), server);
   }
   SayDrained();
+}
+
+// The owners before still have what the new ones said they miss, and take it again.
+void Core::Impl::GiveBack(JobId id) {
+  JobRuntime& run = runtime(id);
+  std::vector<ChunkMove> back;
+  for (const ChunkMove& move : job(id).moves) {
+    run.released.insert(move.to);
+    run.released.insert(move.from);
+    if (run.missing.count(move.chunk) == 0) continue;
+    // A scheduler that was restarted has forgotten why.
+    run.avoided.try_emplace({move.from, move.to}, now_ + options_.limits.move_avoidance);
+    back.push_back({move.chunk, move.from, move.from});
+    run.moving_to.insert(move.from);
+  }
+  run.missing.clear();
+  const uint64_t change = NextChange();
+  Say(job(id).spec.name, "move",
+      absl::StrCat("move ", change, ": ", back.size(), " chunks go back to their owners"));
+  Decide(scheduler::ChunksMoved{id, job(id).generation + JobGeneration(1), change, back});
+  SendPlanToAll(id);
+  for (NodeId server : run.released) {
+    if (OwnersOf(job(id)).count(server) == 0) SendPlan(job(id), server);
+  }
+}
+
+void Core::Impl::WithdrawMoves(JobId id, NodeId from, NodeId to, Ticks avoidance,
+                               const std::string& reason) {
+  JobRuntime& run = runtime(id);
+  run.avoided[{from, to}] = now_ + avoidance;
+  if (job(id).withdrawn) return;
+  Say(job(id).spec.name, "move",
+      absl::StrCat("move ", job(id).move, " is withdrawn: chunks of ", node(from).name,
+                   " cannot go to ", node(to).name, ": ", reason));
+  // Who has all of its own is asked again: what it says now is what the decision rests on.
+  run.moving_to.clear();
+  run.missing.clear();
+  for (const ChunkMove& move : job(id).moves) run.moving_to.insert(move.to);
+  Decide(scheduler::MovesWithdrawn{id, job(id).generation + JobGeneration(1)});
+  SendPlanToAll(id);
+}
+
+void Core::Impl::OnLinkOfMove(NodeId from, const LinkDownRequest& link) {
+  if (Milliseconds(link.since_ms) < options_.limits.move_outage) return;
+  for (const auto& [id, record] : state_.jobs) {
+    const bool moves =
+        record.state == JobState::kRunning &&
+        std::any_of(record.moves.begin(), record.moves.end(), [&](const ChunkMove& move) {
+          return move.from == from && move.to == link.peer && from != link.peer;
+        });
+    if (!moves) continue;
+    WithdrawMoves(
+        id, from, link.peer, options_.limits.move_avoidance,
+        absl::StrCat("no link since ", link.since_ms, " ms: ", link.cause.substr(0, 512)));
+  }
+}
+
+// It has not enough memory for what it was to get.
+void Core::Impl::OnPlanRefused(JobId id, NodeId by, const std::string& reason) {
+  const std::vector<ChunkMove> moves = job(id).moves;
+  for (const ChunkMove& move : moves) {
+    if (move.to != by || move.from == by) continue;
+    WithdrawMoves(id, move.from, by, options_.limits.move_avoidance_of_full, reason);
+  }
 }
 
 bool Core::Impl::OwnsChunks(NodeId server) const {

@@ -221,7 +221,17 @@ void Core::Impl::On(const NodeRecord& from, RequestId request, ServerReport& bod
     for (const WorkerStaleness& w : report.workers) applied += w.applied.value();
     // While the lead chunk moves, its old owner no longer counts for what is settled.
     const bool lead = report.lead && LeadOwnerOf(it->second) == server;
-    run.at_server[server] = report;
+    // What an owner counted as the lead holds until another has.
+    JobAtServer& kept = run.at_server[server];
+    const bool another =
+        std::any_of(run.at_server.begin(), run.at_server.end(),
+                    [&](const auto& at) { return at.first != server && at.second.lead; });
+    if (kept.lead && !report.lead && !another) {
+      kept.memory = report.memory;
+      kept.refused_frames = report.refused_frames;
+    } else {
+      kept = report;
+    }
     if (!lead) continue;
     run.applied_history.emplace_back(now_, applied);
     while (run.applied_history.size() > 16) run.applied_history.pop_front();

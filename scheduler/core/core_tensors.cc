@@ -305,6 +305,7 @@ void Core::Impl::On(const NodeRecord& from, RequestId request, AckRequest& body)
       session.refused[id] = body.error;
       Say(job(id).spec.name, "refused",
           absl::StrCat("server ", from.name, " cannot take the plan: ", body.error));
+      OnPlanRefused(id, sender, body.error);
     }
     if (job(id).active()) {
       ReleaseWaiting(id);
@@ -328,7 +329,7 @@ void Core::Impl::On(const NodeRecord& from, RequestId request, AckRequest& body)
       return;
     }
     if (!run.cuts.empty() && run.cuts.front().id == body.id) return AckCut(id, sender, body);
-    if (!job(id).moves.empty() && job(id).move == body.id) return AckMove(id, sender);
+    if (!job(id).moves.empty() && job(id).move == body.id) return AckMove(id, sender, body.missing);
   }
 }
 
@@ -349,6 +350,7 @@ void Core::Impl::On(const NodeRecord& from, RequestId request, LinkDownRequest& 
           "link of ", from.name, " to ",
           peer == state_.nodes.end() ? absl::StrCat("node ", body.peer.value()) : peer->second.name,
           " is down since ", body.since_ms, " ms: ", body.cause.substr(0, 512)));
+  if (from.role == Role::kServer) OnLinkOfMove(from.id, body);
 }
 
 }  // namespace paceline

@@ -133,7 +133,7 @@ void Fields(A& a, Is<CheckpointRequest> auto& v) {
 }
 template <typename A>
 void Fields(A& a, Is<AckRequest> auto& v) {
-  a(v.id, v.step, v.applied, v.error, v.part, v.updates, v.workers);
+  a(v.id, v.step, v.applied, v.error, v.part, v.updates, v.workers, v.missing);
 }
 template <typename A>
 void Fields(A& a, Is<AdoptedRequest> auto& v) {

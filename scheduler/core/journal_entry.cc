@@ -69,6 +69,10 @@ void Fields(A& a, Is<ChunksMoved> auto& v) {
   a(v.job, v.generation, v.move, v.moves);
 }
 template <typename A>
+void Fields(A& a, Is<MovesWithdrawn> auto& v) {
+  a(v.job, v.generation);
+}
+template <typename A>
 void Fields(A& a, Is<MovesDone> auto& v) {
   a(v.job, v.generation);
 }
@@ -266,6 +270,14 @@ class Applier {
       job.generation = e.generation;
       job.move = e.move;
       job.moves = e.moves;
+      job.withdrawn = false;
+    });
+  }
+
+  absl::Status operator()(const MovesWithdrawn& e) {
+    return OnJob(e.job, [&](JobRecord& job) {
+      job.generation = e.generation;
+      job.withdrawn = true;
     });
   }
 
@@ -274,6 +286,7 @@ class Applier {
       job.generation = e.generation;
       job.move = 0;
       job.moves.clear();
+      job.withdrawn = false;
     });
   }
 

@@ -123,6 +123,12 @@ struct ChunksMoved {
   uint64_t move = 0;
   std::vector<ChunkMove> moves;
 };
+// The new owners take nothing more of what moves. What they miss goes back with ChunksMoved, from
+// and to the owner before; without anything missing MovesDone follows.
+struct MovesWithdrawn {
+  JobId job;
+  JobGeneration generation;
+};
 struct MovesDone {
   JobId job;
   JobGeneration generation;
@@ -148,7 +154,7 @@ using Entry =
                  TensorsPlaced, InitWriterNamed, TensorsSealed, GroupsChanged, SamplesDrawn,
                  SamplesReturned, StateCompacted, JobForgotten, ChunksMoved, MovesDone,
                  ServerDraining, NodeForgotten, CheckpointRecorded, RolledBack, Restored,
-                 SamplesLost, ResumePrepared, AskedToLeave>;
+                 SamplesLost, ResumePrepared, AskedToLeave, MovesWithdrawn>;
 
 std::string EncodeEntry(const Entry& entry);
 // DataLoss says what was wrong with the bytes.

@@ -53,7 +53,7 @@ void DumpJob(const JobRecord& job, std::string& out) {
   for (const ChunkMove& move : job.moves) {
     absl::StrAppend(&out, "  move ", job.move, " chunk ", move.chunk.tensor.value(), "/",
                     move.chunk.chunk.value(), " ", move.from.value(), " to ", move.to.value(),
-                    "\n");
+                    job.withdrawn ? " withdrawn" : "", "\n");
   }
   for (const auto& [id, group] : job.groups) DumpGroup(group, out);
   for (const auto& [name, rank] : job.ranks) {

@@ -66,6 +66,7 @@ struct JobRecord {
   std::map<std::string, JobRank> ranks;  // by worker name, of all that ever joined
   uint64_t move = 0;                     // id of the chunks that move now
   std::vector<ChunkMove> moves;
+  bool withdrawn = false;  // new owners are asked what they miss, which goes back
   SampleLedger samples;
 
   std::string run;            // tells runs of one name apart
@@ -114,7 +115,7 @@ void Fields(A& a, Is<JobRecord> auto& v) {
   a(v.id, v.spec, v.state, v.reason, v.generation, v.tensors, v.lead_tensor, v.init_writer,
     v.groups, v.next_group, v.group_generations, v.ranks, v.samples, v.move, v.moves, v.run,
     v.resumed_from, v.first_step, v.lineage, v.checkpoints, v.last_checkpoint, v.restore_from,
-    v.restore_generation, v.settled, v.settled_updates, v.rollbacks);
+    v.restore_generation, v.settled, v.settled_updates, v.rollbacks, v.withdrawn);
 }
 template <typename A>
 void Fields(A& a, Is<State> auto& v) {
