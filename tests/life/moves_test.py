@@ -15,10 +15,12 @@ from harness import until
 class Moves(harness.ClusterTest):
     MODEL = ("--elements=200000", "--tensors=8", "--chunk-bytes=65536")  # 6.4 MB in 104 chunks
 
-    def start_training(self, workers, *flags):
+    LARGE = ("--elements=600000", "--tensors=4", "--chunk-bytes=1048576")  # 9.6 MB; a chunk is five pieces
+
+    def start_training(self, workers, *flags, model=MODEL):
         names = [f"w{i}" for i in range(workers)]
         for name in names:
-            self.cluster.start_probe(name, workers, *self.MODEL, "--sample-count=1000000", "--epochs=100000", *flags)
+            self.cluster.start_probe(name, workers, *model, "--sample-count=1000000", "--epochs=100000", *flags)
         self.cluster.until_step(names, 20)
         return names
 
@@ -32,7 +34,7 @@ class Moves(harness.ClusterTest):
         self.assertEqual(job["samples_discarded"], 0)
 
     def test_a_server_drains_and_ends_while_the_job_runs(self):
-        names = self.start_training(3, "--groups=2,1")
+        names = self.start_training(3, "--groups=2,1", model=self.LARGE)
         began = time.monotonic()
         reply = self.cluster.ctl("drain", "server-0")
         self.assertEqual(reply.returncode, 0, reply.stderr)
@@ -68,10 +70,16 @@ class Moves(harness.ClusterTest):
     def test_a_worker_dies_and_the_scheduler_restarts_while_chunks_move(self):
         names = self.start_training(3)
         self.cluster.kill("w2")
+        self.cluster.until_members(["w0", "w1"], 2)
+        # Nothing arrives at a server that is stopped; well below its own failure_timeout.
+        self.cluster.kill("server-1", signal.SIGSTOP)
         self.cluster.start("drain", "pacelinectl", "drain", "server-0", f"--scheduler={self.cluster.address}")
-        time.sleep(0.3)
+        until(lambda: self.cluster.events("move"), "chunks to move")
+        self.assertEqual(self.cluster.events("moved"), [])
         self.cluster.kill("scheduler")
         self.cluster.start_scheduler()
+        self.assertEqual(self.cluster.events("moved"), [])
+        self.cluster.kill("server-1", signal.SIGCONT)
         self.cluster.until_members(["w0", "w1"], 2)
         until(lambda: self.state_of("server-0") == "drained", lambda: self.cluster.log("scheduler"))
         self.cluster.start_probe("w2", 3, *self.MODEL, "--sample-count=1000000", "--epochs=100000")
