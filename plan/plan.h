@@ -117,8 +117,8 @@ struct Plan {
   // plan and sends it; `to` answers with an Ack of `move` when it has all of its.
   uint64_t move = 0;
   std::vector<ChunkMove> moves;
-  // `to` takes nothing more of these moves: its Ack says what it misses, and `from`, which still has
-  // that, becomes its owner again with a move from and to itself.
+  // `to` takes nothing more of these moves: its Ack says what it misses, and `from`, which still
+  // has that, becomes its owner again with a move from and to itself.
   bool withdrawn = false;
   // Incarnations (and all before of the same node) whose frames no owner takes any more; told to
   // servers only, which may have missed a fence.

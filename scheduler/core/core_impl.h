@@ -114,8 +114,8 @@ struct JobRuntime {
   std::set<NodeId> moving_to;  // owners that have not all of their chunks yet
   std::set<ChunkKey> missing;  // what those have said that a withdrawn move did not bring
   std::map<std::pair<NodeId, NodeId>, Ticks> avoided;  // from, to: no chunks move until then
-  std::set<NodeId> released;   // servers that owned chunks once and know the job
-  std::set<NodeId> ending;     // owners that get EndJob after their last report
+  std::set<NodeId> released;  // servers that owned chunks once and know the job
+  std::set<NodeId> ending;    // owners that get EndJob after their last report
   Ticks ended_at;
   Ticks started_at;
   std::map<NodeId, JobAtServer> at_server;
