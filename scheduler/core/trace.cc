@@ -17,7 +17,7 @@ void Fields(A& a, Is<JournalEntry> auto& v) {
 namespace paceline::scheduler {
 namespace {
 
-constexpr std::string_view kMagic = "PLTRACE2";
+constexpr std::string_view kMagic = "PLTRACE3";
 constexpr uint64_t kMaxRecordBytes = 256u << 20;
 
 std::string WithLength(const std::string& bytes) {
@@ -84,7 +84,7 @@ absl::StatusOr<std::string_view> TraceReader::NextBytes() {
 
 absl::StatusOr<TraceReader> TraceReader::Open(std::string_view bytes) {
   if (bytes.substr(0, kMagic.size()) != kMagic) {
-    return absl::InvalidArgumentError("not a trace: it does not begin with PLTRACE2");
+    return absl::InvalidArgumentError("not a trace: it does not begin with PLTRACE3");
   }
   TraceReader reader(bytes);
   reader.position_ = kMagic.size();
