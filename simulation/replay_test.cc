@@ -50,7 +50,7 @@ TEST(ReplayTest, KeysAreNotRecorded) {
 
 TEST(ReplayTest, DamageIsAnErrorNeverACrash) {
   std::ostringstream out;
-  EXPECT_EQ(Replay("nonsense", {}, out).message(), "not a trace: it does not begin with PLTRACE2");
+  EXPECT_EQ(Replay("nonsense", {}, out).message(), "not a trace: it does not begin with PLTRACE3");
   const std::string trace = Recorded();
   for (size_t size = 0; size < trace.size(); ++size) {
     std::ostringstream cut;
