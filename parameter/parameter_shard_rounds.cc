@@ -419,7 +419,9 @@ void ParameterShard::DiscardOpenPushes(Replies* replies) {
     const std::vector<Round::Contributor>& contributors = round.contributors();
     for (size_t i = 0; i < contributors.size(); ++i) {
       if (contributors[i].part != Round::Part::kSum) continue;
-      Discarded(key.group, round.group().members[i].node, contributors[i].samples);
+      const Samples samples = contributors[i].samples;
+      if (!settings_.lead || samples == Samples(0)) continue;
+      recorder_.Discarded(key.group, round.group().members[i].node, samples);
     }
     VoidRound(round, key.group, OperationStatus::kDiscarded, replies);
     it = rounds_.erase(it);
