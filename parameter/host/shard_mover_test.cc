@@ -238,7 +238,7 @@ TEST_F(ShardMoverTest, ALastingRefusalIsToldAsAnOutage) {
 TEST_F(ShardMoverTest, OneDarkDestinationHoldsUpNoOther) {
   OutgoingChunk dark = Chunk(2, 7);
   dark.to.node = NodeId(9);
-  dark.to.data_address = "127.0.0.1:1";  // nobody listens
+  dark.to.data_address = "127.0.0.1:9999";  // nobody listens
   mover_.Give(std::move(dark));
   EXPECT_EQ(AwaitOutage().peer, NodeId(9));
   mover_.Give(Chunk(2, 7));
