@@ -249,11 +249,15 @@ void EventLoop::HandleClosing(const Closing& closing) {
   const auto it = streams_.find(closing.node.node);
   bool found = it != streams_.end() && is_it(it->second);
   if (found) streams_.erase(it);
+  bool replaced = false;
   for (const std::unique_ptr<Batch>& batch : in_flight_) {
     found = std::erase_if(batch->opened, is_it) > 0 || found;
+    for (const Stream& stream : batch->opened) {
+      replaced = replaced || stream.node.node == closing.node.node;
+    }
   }
-  // One that another stream has replaced says nothing about its node.
-  if (found) Step(WatchClosedEvent{closing.node});
+  // One that another stream has replaced, or is about to, says nothing about its node.
+  if (found && !replaced) Step(WatchClosedEvent{closing.node});
 }
 
 void EventLoop::Step(SchedulerEvent event) {

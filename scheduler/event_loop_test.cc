@@ -338,6 +338,35 @@ TEST_F(EventLoopTest, AStreamBeginsWithFullStateAndAnotherTakesItsPlace) {
   EXPECT_EQ(second.sequences, (std::vector<uint64_t>{1000, 5}));
 }
 
+// The end of the first comes after the second was asked for and before that one can begin.
+TEST_F(EventLoopTest, TheEndOfAStreamThatIsBeingReplacedIsNotTheNodes) {
+  std::atomic<int> opened = 0, ended = 0;
+  std::promise<void> asked;
+  EventLoopOptions options;
+  options.trace = [&](Ticks, const SchedulerEvent& event) {
+    opened += std::holds_alternative<WatchEvent>(event);
+    ended += std::holds_alternative<WatchClosedEvent>(event);
+    const auto* node = std::get_if<NodeEvent>(&event);
+    if (node != nullptr && std::holds_alternative<AckRequest>(node->body)) asked.set_value();
+  };
+  Start(options);
+  const NodeRef self = Join("a");
+  InMemoryControlClient other(loop_.get());
+  Watched first, second;
+  first.Open(*client_, self);
+  first.first.get_future().wait();
+  InMemoryJournal::Hold(*store_, true);
+  loop_->Join(JoinRequest{}, [](const absl::StatusOr<JoinReply>&) {});
+  second.Open(other, self);
+  client_->StopWatch();
+  loop_->Call(self, AckRequest{5, {}, {}, ""}, [](const absl::StatusOr<NodeReply>&) {});
+  asked.get_future().wait();
+  EXPECT_EQ(opened, 2);
+  EXPECT_EQ(ended, 0);
+  InMemoryJournal::Hold(*store_, false);
+  second.first.get_future().wait();
+}
+
 TEST_F(EventLoopTest, AStreamOfAnUnknownIncarnationIsRefused) {
   Start();
   Watched watched;
