@@ -13,7 +13,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "arrays are copied as they lie");
 
-constexpr uint32_t kLayout = 2;
+constexpr uint32_t kLayout = 3;
 
 // In place of an array: its index in the list of arrays that follows; 0 is none.
 struct Encoded {
@@ -58,6 +58,7 @@ struct Encoded {
   std::vector<GroupVerdicts> verdicts;
   std::vector<CoveredStep> counted;
   Handover::Written written;
+  uint32_t restored_lineage = 0;
 };
 
 }  // namespace
@@ -105,7 +106,7 @@ template <typename A>
 void Fields(A& a, Is<Encoded> auto& v) {
   a(v.layout, v.elements, v.array_count, v.version, v.updates, v.samples, v.arrays, v.applied_steps,
     v.pulled, v.members, v.recorded_updates, v.group_staleness, v.worker_staleness, v.covered,
-    v.verdicts, v.counted, v.written);
+    v.verdicts, v.counted, v.written, v.restored_lineage);
 }
 
 class ArrayTable {
@@ -209,6 +210,7 @@ std::vector<std::byte> Encode(const Handover& handover) {
   out.verdicts = handover.verdicts;
   out.counted = handover.counted;
   out.written = handover.written;
+  out.restored_lineage = handover.restored_lineage;
   out.array_count = static_cast<uint32_t>(arrays.arrays().size());
   Writer writer;
   writer(out);
@@ -258,6 +260,7 @@ absl::StatusOr<Handover> DecodeHandover(std::span<const std::byte> bytes, uint64
   out.verdicts = std::move(in.verdicts);
   out.counted = std::move(in.counted);
   out.written = in.written;
+  out.restored_lineage = in.restored_lineage;
   return out;
 }
 

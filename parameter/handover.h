@@ -69,6 +69,7 @@ struct Handover {
     Incarnation incarnation;
     Step operation;
   } written;
+  uint32_t restored_lineage = 0;  // of the checkpoint that it was loaded from, 0 for none
 };
 
 // The bytes of MoveShard (docs/wire_format.md). Arrays that several fields share are in them once.

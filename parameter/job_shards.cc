@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "plan/chunking.h"
 
@@ -267,7 +268,9 @@ void JobShards::AddOwned(const TensorPlan& tensor, uint32_t chunk, uint64_t elem
   }
   if (restores && it->second.restored_lineage() != plan.lineage) {
     CutAbort(absl::AbortedError("the job returns to a checkpoint; try again"), now, replies);
-    it->second.AwaitRestore(plan.lineage, replies);
+    for (const Operation& coming : it->second.AwaitRestore(plan.lineage, replies)) {
+      refused_messages_.Add(coming, OperationStatus::kOldGeneration);
+    }
   }
   if (tensor.sealed) it->second.Seal();
 }
@@ -351,6 +354,10 @@ void JobShards::CutAt(const std::map<GroupId, Step>& steps, CutDone done, Ticks 
   if (!cut_ || cut_->done) {
     return done(absl::FailedPreconditionError("no cut was collected, or it was aborted"));
   }
+  if (const absl::Status within = CheckWithin(steps); !within.ok()) {
+    CutAbort(within, now, replies);
+    return done(within);
+  }
   cut_->steps = steps;
   cut_->done = std::move(done);
   for (auto& [key, shard] : shards_) {
@@ -361,6 +368,20 @@ void JobShards::CutAt(const std::map<GroupId, Step>& steps, CutDone done, Ticks 
   AskForCut();
   PursueVerdicts(now, replies);
   AdvanceCut(now, replies);
+}
+
+// Whether no chunk has a step beyond the cut: it would not be of one moment.
+absl::Status JobShards::CheckWithin(const std::map<GroupId, Step>& steps) const {
+  for (const auto& [key, shard] : shards_) {
+    for (const auto& [group, step] : shard.applied_steps()) {
+      const auto cut = steps.find(group);
+      if (cut != steps.end() && step <= cut->second) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          "chunk ", key.chunk.value(), " of tensor ", key.tensor.value(), " has step ",
+          step.value(), " of group ", group.value(), ", which is beyond the cut; try again"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 void JobShards::AdvanceCut(Ticks now, Replies* replies) {

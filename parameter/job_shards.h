@@ -185,6 +185,7 @@ class JobShards {
   void PursueVerdicts(Ticks now, Replies* replies);
   void AskForCut();
   void VoidOutdated(Replies* replies);
+  absl::Status CheckWithin(const std::map<GroupId, Step>& steps) const;
   void AdvanceCut(Ticks now, Replies* replies);
   bool TryCopy(ChunkKey key, Ticks now, Replies* replies);
   void FinishCut();

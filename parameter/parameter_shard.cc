@@ -189,18 +189,25 @@ void ParameterShard::Restore(ChunkState state, uint32_t lineage) {
   Configure(settings_);
 }
 
-void ParameterShard::AwaitRestore(uint32_t lineage, Replies* replies) {
-  Abandon(OperationStatus::kOldGeneration, replies);
+std::vector<Operation> ParameterShard::AwaitRestore(uint32_t lineage, Replies* replies) {
+  std::vector<Operation> coming;
+  for (const auto& [key, round] : rounds_) {
+    const auto more = VoidRound(round, key.group, OperationStatus::kOldGeneration, replies);
+    coming.insert(coming.end(), more.begin(), more.end());
+  }
+  rounds_.clear();
   hold_.reset();
+  held_unused_.clear();
+  recorder_ = {};  // what it counted is of the lineage before
   transfer_ = {};
   awaits_restore_ = true;
   sealed_ = false;
   restored_lineage_ = lineage;
+  return coming;
 }
 
 void ParameterShard::Load(ChunkState state) {
   Restore(std::move(state), restored_lineage_);
-  recorder_ = {};
   awaits_restore_ = false;
   sealed_ = true;
 }
@@ -234,6 +241,9 @@ bool ParameterShard::IsAtHold() const {
 void ParameterShard::Release(Ticks now, Replies* replies) {
   if (!hold_) return;
   hold_.reset();
+  for (const auto& held : std::exchange(held_unused_, {})) {
+    Unused(held.group, held.member, held.through, held.samples);
+  }
   for (const GroupId group : groups_->groups()) Settle(group, now, replies);
 }
 

@@ -123,8 +123,9 @@ class ParameterShard {
   // ---- Returning to a checkpoint.
   // Takes no part until Load: open rounds are void, their members push again. From then on a push
   // on what was there before is told kDiscarded; its samples are the scheduler's to count, from
-  // what workers adopt.
-  void AwaitRestore(uint32_t lineage, Replies* replies);
+  // what workers adopt. Returns operations whose message has come in part: the rest of each is to
+  // be refused, and answered kOldGeneration at its end.
+  std::vector<Operation> AwaitRestore(uint32_t lineage, Replies* replies);
   void Load(ChunkState state);
   bool awaits_restore() const { return awaits_restore_; }
   uint32_t restored_lineage() const { return restored_lineage_; }  // waited for, or loaded
@@ -148,6 +149,13 @@ class ParameterShard {
     GroupId group;
     NodeId node;
     auto operator<=>(const MemberKey&) const = default;
+  };
+  // Of a Boundary beyond a cut.
+  struct HeldUnused {
+    GroupId group;
+    NodeRef member;
+    Step through;
+    Samples samples;
   };
   // Initial values or a state on their way in.
   struct Transfer {
@@ -181,7 +189,9 @@ class ParameterShard {
   void Record(const RoundKey& key, const Round& round, Version base, Ticks now);
   void Answer(const RoundKey& key, Round& round, const SharedFloats& values, Samples samples,
               Replies* replies);
-  void VoidRound(const Round& round, GroupId group, OperationStatus status, Replies* replies);
+  // Returns operations whose message is still coming: they are told at its last piece.
+  std::vector<Operation> VoidRound(const Round& round, GroupId group, OperationStatus status,
+                                   Replies* replies);
   // Unshared: a copy takes the place of an array that others hold.
   std::span<float> Writable(SharedFloats& array);
   bool SameTransfer(const Operation& operation) const;
@@ -218,6 +228,7 @@ class ParameterShard {
   std::optional<std::map<GroupId, Step>> hold_;
   StalenessRecorder recorder_;
   std::map<MemberKey, CoveredStep> counted_;  // unused samples of the members, at the lead
+  std::vector<HeldUnused> held_unused_;
   bool holds_taken_over_ = false;
   std::optional<OperationStatus> refusal_;
 };

@@ -48,6 +48,11 @@ absl::Status CheckArrays(const Arrays& arrays, const Optimizer* optimizer, uint6
 
 void ParameterShard::Unused(GroupId group, const NodeRef& member, Step through, Samples unused) {
   if (!settings_.lead || unused == Samples(0)) return;
+  // Beyond the cut: not in what is copied.
+  if (IsHeld({group, through, Ordinal(0)})) {
+    held_unused_.push_back({group, member, through, unused});
+    return;
+  }
   CoveredStep& counted = counted_[{group, member.node}];
   if (counted.incarnation > member.incarnation) return;
   if (counted.incarnation == member.incarnation && through <= counted.through) return;
@@ -84,6 +89,7 @@ Handover ParameterShard::HandOver(Replies* replies) {
   out.covered = groups_->Covered();
   for (const auto& [key, counted] : counted_) out.counted.push_back(counted);
   out.written = written_;
+  out.restored_lineage = restored_lineage_;
   return out;
 }
 
@@ -118,6 +124,7 @@ absl::Status ParameterShard::TakeOver(Handover handover) {
     counted_[{counted.group, counted.node}] = counted;
   }
   written_ = handover.written;
+  restored_lineage_ = handover.restored_lineage;
   sealed_ = true;
   return absl::OkStatus();
 }

@@ -433,8 +433,9 @@ void ParameterShard::Abandon(OperationStatus status, Replies* replies) {
   rounds_.clear();
 }
 
-void ParameterShard::VoidRound(const Round& round, GroupId group, OperationStatus status,
-                               Replies* replies) {
+std::vector<Operation> ParameterShard::VoidRound(const Round& round, GroupId group,
+                                                 OperationStatus status, Replies* replies) {
+  std::vector<Operation> coming;
   const std::vector<Round::Contributor>& contributors = round.contributors();
   for (size_t i = 0; i < contributors.size(); ++i) {
     if (contributors[i].part == Round::Part::kAbsent) continue;
@@ -442,12 +443,14 @@ void ParameterShard::VoidRound(const Round& round, GroupId group, OperationStatu
     if (member == members_.end()) continue;
     const OpenOperation* const open = member->second.Find(contributors[i].operation);
     if (open == nullptr) continue;
-    // One that is still coming is told at its last piece.
-    if (!open->contribution) {
+    if (open->contribution) {
+      coming.push_back(open->operation);
+    } else {
       replies->push_back(MakeReply(open->operation, status));
     }
     member->second.Erase(contributors[i].operation);
   }
+  return coming;
 }
 
 void ParameterShard::Forget(const NodeRef& dead) {

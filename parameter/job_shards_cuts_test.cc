@@ -1,0 +1,144 @@
+// Cuts, and returning to a checkpoint, as a shard thread sees them.
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "parameter/job_shards.h"
+#include "parameter/job_shards_test_util.h"
+
+namespace paceline {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+constexpr ChunkKey kFirst{TensorId(0), ChunkIndex(0)};
+constexpr uint64_t kBytes = kMovedElements * sizeof(float);
+
+class CutOfAnOwner : public testing::Test {
+ protected:
+  CutOfAnOwner() { owner_.Apply(PlanOfOwners({kA}, 1)); }
+
+  Operation Of(OperationKind kind, uint32_t member, uint64_t step) {
+    Operation op = OperationOf(kind, member, step, ++sequence_, kBytes);
+    op.base = owner_.shards.shard(kFirst)->version();
+    return op;
+  }
+  std::span<const std::byte> Ones() { return std::as_bytes(std::span(ones_)); }
+  void Update(uint64_t step) {
+    for (uint32_t member : {0, 1}) owner_.Send(Of(OperationKind::kPush, member, step), Ones());
+  }
+  void Boundary(uint32_t member, uint64_t step, uint64_t unused) {
+    Operation op = OperationOf(OperationKind::kBoundary, member, step, ++sequence_, 0);
+    op.samples = Samples(unused);
+    owner_.SendBoundary(op);
+  }
+  uint64_t Discarded(const std::vector<WorkerStaleness>& workers) {
+    uint64_t samples = 0;
+    for (const WorkerStaleness& worker : workers) samples += worker.discarded.value();
+    return samples;
+  }
+  // What the scheduler sends an owner of a job that is to return to a checkpoint.
+  static Plan Restoring(uint64_t generation, uint32_t lineage) {
+    Plan plan = PlanOfOwners({kA}, generation);
+    plan.restore_from = "/ckpt/one";
+    plan.lineage = lineage;
+    return plan;
+  }
+  void Load(uint32_t lineage, uint64_t count) {
+    RestoredChunk chunk;
+    chunk.key = kFirst;
+    chunk.state.version = {0, count};
+    chunk.state.updates = count;
+    chunk.state.arrays.emplace_back("weights", std::vector<float>(kMovedElements, 5.0f));
+    owner_.shards.Restore(lineage, {chunk}, Seconds(2), &owner_.replies);
+  }
+
+  Owner owner_{kA};
+  const std::vector<float> ones_ = std::vector<float>(kMovedElements, 1.0f);
+  uint64_t sequence_ = 0;
+};
+
+// Its hold was released meanwhile, and the chunk went on.
+TEST_F(CutOfAnOwner, AChunkBeyondTheCutFailsIt) {
+  Update(0);
+  owner_.shards.CutCollect(Seconds(1), &owner_.replies);
+  owner_.shards.CutAbort(absl::AbortedError("stream lost"), Seconds(1), &owner_.replies);
+  Update(1);
+  owner_.shards.CutCollect(Seconds(1), &owner_.replies);
+  absl::Status status;
+  owner_.shards.CutAt(
+      {{GroupId(0), Step(0)}}, [&](auto copies) { status = copies.status(); }, Seconds(1),
+      &owner_.replies);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(status.message(),
+            "chunk 0 of tensor 0 has step 1 of group 0, which is beyond the cut; try again");
+  owner_.replies.clear();
+  Update(2);
+  EXPECT_THAT(owner_.Statuses(), SizeIs(2)) << "nothing is held";
+}
+
+TEST_F(CutOfAnOwner, UnusedSamplesBeyondTheCutAreNotInIt) {
+  Update(0);
+  Boundary(0, 0, 0);
+  Boundary(1, 0, 2);
+  owner_.shards.CutCollect(Seconds(1), &owner_.replies);
+  Boundary(0, 1, 7);  // it had nothing to push in step 1
+  std::vector<WorkerStaleness> in_it;
+  owner_.shards.CutAt(
+      {{GroupId(0), Step(0)}}, [&](auto copies) { in_it = *copies->at(0).workers; }, Seconds(1),
+      &owner_.replies);
+  EXPECT_EQ(Discarded(in_it), 2u);
+  EXPECT_EQ(Discarded(owner_.shards.Report().workers), 9u);
+}
+
+// A Reduce has no version that tells its pieces from those of a push of the lineage before.
+TEST_F(CutOfAnOwner, AReduceThatHasComeInPartWhenTheJobReturnsIsAnswered) {
+  const Operation op = Of(OperationKind::kReduce, 0, 0);
+  const std::vector<Piece> pieces = PiecesOf(Ones());
+  ASSERT_THAT(pieces, SizeIs(4));
+  owner_.Send(op, pieces[0]);
+  owner_.Send(op, pieces[1]);
+  owner_.Apply(Restoring(2, 1));
+  owner_.Send(op, pieces[2]);
+  EXPECT_THAT(owner_.Statuses(), IsEmpty());
+  owner_.Send(op, pieces[3]);
+  EXPECT_THAT(owner_.Statuses(), ElementsAre(OperationStatus::kOldGeneration));
+  Load(1, 4);
+  Operation again = Of(OperationKind::kReduce, 0, 0);
+  owner_.Send(again, Ones());
+  owner_.Send(Of(OperationKind::kReduce, 1, 0), Ones());
+  EXPECT_THAT(owner_.Statuses(), ElementsAre(OperationStatus::kOk, OperationStatus::kOk));
+}
+
+TEST_F(CutOfAnOwner, CountsOfTheLineageBeforeAreNotReportedAsOfTheNew) {
+  Update(0);
+  ASSERT_EQ(owner_.shards.Report().updates, 1u);
+  owner_.Apply(Restoring(2, 1));
+  EXPECT_EQ(owner_.shards.Report().lineage, 1u);
+  EXPECT_EQ(owner_.shards.Report().updates, 0u);
+  EXPECT_THAT(owner_.shards.Report().workers, IsEmpty());
+}
+
+// A job that resumed registers more tensors, after one of its chunks has moved.
+TEST_F(CutOfAnOwner, AChunkThatWasLoadedBeforeItMovedIsNotLoadedAgain) {
+  owner_.Apply(Restoring(2, 1));
+  Load(1, 4);
+  Update(0);
+  Owner b(kB);
+  Plan moved = PlanOfMove({kB}, 3, 7, {{kFirst, kA, kB}});
+  moved.lineage = 1;
+  owner_.Apply(moved);
+  b.Apply(moved);
+  const std::vector<std::byte> bytes = Encode(owner_.given.at(0).state);
+  b.Send(MoveOperation(owner_.given[0], kA, bytes), bytes);
+  ASSERT_NE(b.shards.shard(kFirst), nullptr);
+  Plan more = Restoring(4, 1);
+  more.tensors[0].owners = {kB};
+  b.Apply(more);
+  EXPECT_THAT(b.shards.AwaitingRestore(), IsEmpty());
+  EXPECT_THAT(b.shards.shard(kFirst)->weights(), Each(4.0f)) << "one update since";
+}
+
+}  // namespace
+}  // namespace paceline
