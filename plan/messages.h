@@ -148,7 +148,7 @@ struct AckRequest {
   CheckpointPart part{};            // owners, for the copy of a cut
   uint64_t updates = 0;             // the lead owner, with its part: of the lead chunk
   std::vector<WorkerSamples> workers{};  // the same: by the cut
-  std::vector<ChunkKey> missing{};  // owners, for a move that was withdrawn: what has not come
+  std::vector<ChunkKey> missing{};       // owners, for a move that was withdrawn: what has not come
 
   bool operator==(const AckRequest&) const = default;
 };
@@ -244,7 +244,7 @@ struct SealedDirective {
 
 // Cut, phase 1: hold later steps, answer with the highest step applied per group. Phase 2: copy
 // when exactly these steps are in, release, write a part into `directory`, answer with it. Phase 3,
-// one owner only: all parts are there; write the manifest, then drop older checkpoints.
+// one owner only: all parts are there; write the manifest. Apart from a cut: remove directories.
 struct CutDirective {
   uint64_t cut = 0;
   JobId job;
@@ -253,7 +253,7 @@ struct CutDirective {
   std::map<GroupId, Step> steps;                 // phase 2
   std::string directory;                         // phases 2 and 3, and of an abort
   std::optional<CheckpointManifest> manifest{};  // phase 3
-  std::vector<std::string> drop{};               // phase 3: directories of the same run
+  std::vector<std::string> drop{};               // then it says nothing else
 
   bool operator==(const CutDirective&) const = default;
 };

@@ -206,6 +206,13 @@ void ServerAgent::OnCut(const CutDirective& cut) {
     if (cut.collect && !cut.abort) cutting_.insert(cut.job);
     if (cut.abort || cut.manifest) cutting_.erase(cut.job);
   }
+  if (!cut.drop.empty()) {
+    // What is not taken stays, and costs space only.
+    disk_->Post([this, drop = cut.drop] {
+      for (const std::string& directory : drop) Remove(directory);
+    });
+    return;
+  }
   if (cut.abort) {
     router_->CutAbort(cut.job);
     // After what was written there; when it is not taken, the next manifest's writer does it.
@@ -259,10 +266,7 @@ void ServerAgent::OnCopied(const CutDirective& cut,
 void ServerAgent::WriteManifestOf(const CutDirective& cut) {
   CheckpointManifest manifest = *cut.manifest;
   manifest.unix_time_ms = Clock::Real().UnixTimeMs();
-  const absl::Status written = WriteManifest(cut.directory, manifest);
-  AckWhenDone(cut.cut)(written);
-  if (!written.ok()) return;
-  for (const std::string& old : cut.drop) Remove(old);
+  AckWhenDone(cut.cut)(WriteManifest(cut.directory, manifest));
 }
 
 void ServerAgent::Remove(const std::string& checkpoint) {

@@ -233,6 +233,7 @@ void Core::Impl::Handle(WatchEvent& event) {
   if (!CheckNode(event.from).ok()) return;
   NodeSession& session = sessions_[event.from.node];
   session.last_seen = now_;
+  StreamEnded(event.from.node);  // the one before, if that has not been told
   session.watching = true;
   session.heard = true;
   const NodeRecord& record = node(event.from.node);
@@ -250,14 +251,18 @@ void Core::Impl::Handle(WatchEvent& event) {
 }
 
 void Core::Impl::Handle(WatchClosedEvent& event) {
-  if (!CheckNode(event.from).ok()) return;
-  sessions_[event.from.node].watching = false;
-  const NodeRecord& record = node(event.from.node);
+  if (CheckNode(event.from).ok()) StreamEnded(event.from.node);
+}
+
+void Core::Impl::StreamEnded(NodeId id) {
+  NodeSession& session = sessions_[id];
+  if (!std::exchange(session.watching, false)) return;
+  const NodeRecord& record = node(id);
   if (record.role != Role::kServer) return;
   // It has let go what a cut held there.
-  for (const auto& [id, job] : state_.jobs) {
-    if (job.active() && OwnersOf(job).count(record.id) > 0 && HoldsSteps(id)) {
-      AbortCut(id, absl::StrCat("the stream of server ", record.name, " ended"));
+  for (const auto& [job_id, job] : state_.jobs) {
+    if (job.active() && OwnersOf(job).count(record.id) > 0 && HoldsSteps(job_id)) {
+      AbortCut(job_id, absl::StrCat("the stream of server ", record.name, " ended"));
     }
   }
 }

@@ -174,7 +174,6 @@ void Core::Impl::StartCut(JobId id) {
   run.cut_number = std::max(run.cut_number, job(id).last_checkpoint) + 1;
   cut.number = run.cut_number;
   cut.path = absl::StrCat(cut.below, "/", DirectoryOf(job(id), cut.number, state_.term));
-  cut.id = NextChange();
   cut.phase = Phase::kCollect;
   cut.steps.clear();
   cut.parts.clear();
@@ -184,8 +183,10 @@ void Core::Impl::StartCut(JobId id) {
   ++cut.attempts;
   if (run.cut_fault.empty()) {
     Say(job(id).spec.name, "checkpoint",
-        absl::StrCat("cut ", cut.id, " into ", cut.path, ", attempt ", cut.attempts));
+        absl::StrCat("cut ", cut.number, " into ", cut.path, ", attempt ", cut.attempts));
   }
+  // Each phase has an id of its own: an answer that comes twice is no answer to the next phase.
+  cut.id = NextChange();
   for (NodeId owner : cut.awaited) Send(owner, CutDirective{cut.id, id, true, false, {}, ""});
 }
 
@@ -203,6 +204,10 @@ void Core::Impl::AckCut(JobId id, NodeId from, const AckRequest& ack) {
       if (!first) it->second = std::max(it->second, step);
     }
   } else if (cut.phase == Phase::kCopy) {
+    if (ack.part.file.empty()) {
+      return FinishCut(id, absl::InternalError(absl::StrCat("checkpoint: server ", node(from).name,
+                                                            ": wrote no part")));
+    }
     cut.parts.push_back(ack.part);
     if (LeadOwnerOf(job(id)) == from) {
       cut.updates = ack.updates;
@@ -218,6 +223,7 @@ void Core::Impl::AckCut(JobId id, NodeId from, const AckRequest& ack) {
 void Core::Impl::CopyCut(JobId id) {
   Cut& cut = runtime(id).cuts.front();
   cut.phase = Phase::kCopy;
+  cut.id = NextChange();
   // Whatever a step up to the cut used was drawn by now; what was used of it comes with the parts.
   cut.samples = job(id).samples;
   cut.awaited = OwnersOf(job(id));
@@ -276,22 +282,25 @@ CheckpointRecord Core::Impl::RecordOf(const JobRecord& job, const Cut& cut) cons
   return record;
 }
 
-// All parts are there: one owner makes them a checkpoint, then drops what is no longer kept.
+// All parts are there: one owner makes them a checkpoint.
 void Core::Impl::WriteManifest(JobId id) {
   JobRuntime& run = runtime(id);
   Cut& cut = run.cuts.front();
   cut.phase = Phase::kManifest;
+  cut.id = NextChange();
   const NodeId writer = *OwnersOf(job(id)).begin();
   cut.awaited = {writer};
   CutDirective directive{cut.id, id, false, false, cut.steps, cut.path};
   directive.manifest = ManifestOf(job(id), cut);
-  const std::vector<CheckpointRecord>& kept = job(id).checkpoints;
-  for (size_t i = 0; i + job(id).spec.checkpoint_keep < kept.size() + 1; ++i) {
-    // The one resumed from belongs to another run.
-    if (kept[i].number != 0) directive.drop.push_back(kept[i].path);
-  }
-  directive.drop.insert(directive.drop.end(), run.abandoned.begin(), run.abandoned.end());
   Send(writer, std::move(directive));
+}
+
+void Core::Impl::Drop(JobId id, std::vector<std::string> directories) {
+  const std::set<NodeId> owners = OwnersOf(job(id));
+  if (directories.empty() || owners.empty()) return;
+  CutDirective directive{0, id, false, false, {}, ""};
+  directive.drop = std::move(directories);
+  Send(*owners.begin(), std::move(directive));
 }
 
 void Core::Impl::AbortCut(JobId id, const std::string& reason) {
@@ -303,12 +312,25 @@ void Core::Impl::AbortCut(JobId id, const std::string& reason) {
     return FinishCut(id, absl::AbortedError(absl::StrCat("checkpoint: ", reason)));
   }
   Say(job(id).spec.name, "checkpoint",
-      absl::StrCat("cut ", cut.id, " aborted (", reason, "), tried again"));
+      absl::StrCat("cut ", cut.number, " aborted (", reason, "), tried again"));
+  LetGo(id, cut);
+  StartCut(id);
+}
+
+// The owners hold steps no longer, and nothing is to stay of what they wrote.
+void Core::Impl::LetGo(JobId id, const Cut& cut) {
+  JobRuntime& run = runtime(id);
   if (run.abandoned.size() < kMaxAbandoned) run.abandoned.push_back(cut.path);
   for (NodeId owner : OwnersOf(job(id))) {
     Send(owner, CutDirective{cut.id, id, false, true, {}, cut.path});
   }
-  StartCut(id);
+}
+
+// Nobody comes later who would clear away.
+void Core::Impl::ClearCuts(JobId id) {
+  JobRuntime& run = runtime(id);
+  if (!run.cuts.empty() && run.cuts.front().phase != Phase::kWaiting) LetGo(id, run.cuts.front());
+  Drop(id, std::exchange(run.abandoned, {}));
 }
 
 void Core::Impl::FinishCut(JobId id, const absl::Status& status) {
@@ -325,15 +347,21 @@ void Core::Impl::FinishCut(JobId id, const absl::Status& status) {
 
 void Core::Impl::CutTaken(JobId id, const Cut& cut) {
   JobRuntime& run = runtime(id);
-  run.abandoned.clear();
+  std::vector<std::string> dropped = std::exchange(run.abandoned, {});
   run.cut_fault.clear();
   run.taken_at[cut.number] = cut.since;
   if (run.taken_at.size() > 2 * job(id).spec.checkpoint_keep) {
     run.taken_at.erase(run.taken_at.begin());
   }
+  const std::vector<CheckpointRecord>& kept = job(id).checkpoints;
+  for (size_t i = 0; i + job(id).spec.checkpoint_keep < kept.size() + 1; ++i) {
+    // The one resumed from belongs to another run.
+    if (kept[i].number != 0) dropped.push_back(kept[i].path);
+  }
   Decide(scheduler::CheckpointRecorded{id, RecordOf(job(id), cut)});
+  Drop(id, std::move(dropped));
   Say(job(id).spec.name, "checkpoint",
-      absl::StrCat("cut ", cut.id, " complete in ", cut.path, ": step ",
+      absl::StrCat("cut ", cut.number, " complete in ", cut.path, ": step ",
                    LastStep(cut.steps).value(), ", update ", cut.updates, ", ", cut.parts.size(),
                    cut.parts.size() == 1 ? " part" : " parts"));
   if (!cut.request) return;
@@ -347,17 +375,12 @@ void Core::Impl::CutTaken(JobId id, const Cut& cut) {
 
 void Core::Impl::CutFailed(JobId id, const Cut& cut, const absl::Status& status) {
   JobRuntime& run = runtime(id);
-  if (cut.phase != Phase::kWaiting && run.abandoned.size() < kMaxAbandoned) {
-    run.abandoned.push_back(cut.path);
-  }
-  for (NodeId owner : OwnersOf(job(id))) {
-    Send(owner, CutDirective{cut.id, id, false, true, {}, cut.path});
-  }
+  if (cut.phase != Phase::kWaiting) LetGo(id, cut);
   // A disk that stays full is said once, however often a checkpoint is due.
   std::string fault = absl::StrReplaceAll(status.message(), {{cut.path, cut.below}});
   if (cut.request || fault != run.cut_fault) {
     Say(job(id).spec.name, "checkpoint",
-        absl::StrCat("cut ", cut.id, " failed: ", status.message()));
+        absl::StrCat("cut ", cut.number, " failed: ", status.message()));
   }
   run.cut_fault = std::move(fault);
   if (cut.request) Refuse(*cut.request, status);

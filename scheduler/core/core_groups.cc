@@ -173,13 +173,8 @@ void Core::Impl::SendOpenWork(const JobRecord& job, const NodeRecord& to) {
   if (change && change->concerned.count(to.id) > 0) SendPrepare(job, *change, to.id);
   if (run.recalled.count(to.id) > 0) Send(to.id, RecallSamplesDirective{job.id});
   if (!to.asked_to_leave.empty()) Send(to.id, RemoveDirective{job.id, to.asked_to_leave});
-  if (!run.cuts.empty() && run.cuts.front().awaited.count(to.id) > 0) {
-    const scheduler::Cut& cut = run.cuts.front();
-    if (cut.phase == scheduler::Cut::Phase::kManifest) return WriteManifest(job.id);
-    const bool collecting = cut.phase == scheduler::Cut::Phase::kCollect;
-    Send(to.id,
-         CutDirective{cut.id, job.id, collecting, false, cut.steps, collecting ? "" : cut.path});
-  }
+  // A cut that holds steps does not outlive a stream.
+  if (!run.cuts.empty() && run.cuts.front().awaited.count(to.id) > 0) WriteManifest(job.id);
 }
 
 void Core::Impl::SendPrepare(const JobRecord& job, const Change& change, NodeId to) {

@@ -166,6 +166,7 @@ class Core::Impl {
   void Handle(NodeEvent& event);
   void Handle(WatchEvent& event);
   void Handle(WatchClosedEvent& event);
+  void StreamEnded(NodeId id);
   void Handle(ProcessEndedEvent& event);
   void Handle(OperatorEvent& event);
   void Handle(TickEvent& event);
@@ -246,6 +247,9 @@ class Core::Impl {
   CheckpointManifest ManifestOf(const JobRecord& job, const scheduler::Cut& cut) const;
   CheckpointRecord RecordOf(const JobRecord& job, const scheduler::Cut& cut) const;
   void AbortCut(JobId id, const std::string& reason);
+  void LetGo(JobId id, const scheduler::Cut& cut);
+  void ClearCuts(JobId id);
+  void Drop(JobId id, std::vector<std::string> directories);
   void FinishCut(JobId id, const absl::Status& status);
   void CutTaken(JobId id, const scheduler::Cut& cut);
   void CutFailed(JobId id, const scheduler::Cut& cut, const absl::Status& status);

@@ -88,25 +88,6 @@ TEST_F(CoreTest, AMemberKnowsTheStepItJoinedWith) {
   EXPECT_EQ(group.members[1].first_step, paceline::Step(19));
 }
 
-TEST_F(CoreTest, TensorsThatAreRegisteredDuringACutBeginItAgainWithTheirOwners) {
-  Start(1, Spec(2));
-  Register(W(0));
-  c.Ask(W(0), InitDoneRequest{{TensorId(0), TensorId(1)}});
-  c.silent.insert(c.joined.at("server-0").self.node);
-  const RequestId cut = c.Ask(W(0), CheckpointRequest{"/tmp/ckpt"});
-  c.silent.clear();
-  ASSERT_TRUE(c.Join(c.Server("server-1")).ok());
-  c.Ask(W(1), RegisterTensorsRequest{{{"v", {100000}, DType::kF32, false}}});
-  // Not with tensors that have no values yet.
-  c.Tick(100);
-  EXPECT_FALSE(c.Answered(cut));
-  EXPECT_EQ(c.Received<CutDirective>("server-1").size(), 1u);  // abort
-  c.Ask(W(0), InitDoneRequest{{TensorId(2)}});
-  c.Tick(100);
-  EXPECT_TRUE(c.StatusOf(cut).ok()) << c.StatusOf(cut);
-  EXPECT_EQ(c.Received<CutDirective>("server-1").size(), 3u);  // abort, collect, copy
-}
-
 TEST_F(CoreTest, AnEndedJobKeepsTheCountsOfWorkersThatCameAgain) {
   Start(1, Spec(2));
   Register(W(0));

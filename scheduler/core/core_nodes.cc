@@ -395,6 +395,7 @@ void Core::Impl::EndJob(JobId id, JobState state, bool failed, const std::string
   JobRuntime& run = runtime(id);
   run.plan.Abort();
   run.fences.clear();
+  ClearCuts(id);
   RefuseAllOf(id, absl::AbortedError(absl::StrCat("job ", job(id).spec.name, " is ",
                                                   Absl(Name(state)), ": ", reason)));
   Say(job(id).spec.name, std::string(Name(state)), reason);

@@ -222,6 +222,7 @@ void Core::Impl::FinishRestore(JobId id) {
     for (const NodeRecord* worker : LiveWorkers(id)) Send(worker->id, SealedDirective{id, open});
   }
   StartCut(id);
+  PlaceRegistrations(id);
 }
 
 // The worker goes on from the checkpoint's weights: of what it drew before, it holds `held` still;

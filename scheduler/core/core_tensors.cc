@@ -76,7 +76,8 @@ void Core::Impl::On(const NodeRecord& from, RequestId request, RegisterTensorsRe
 
 void Core::Impl::PlaceRegistrations(JobId id) {
   JobRuntime& run = runtime(id);
-  if (job(id).state != JobState::kRunning) return;
+  // While shards are loaded from one checkpoint no others are told to load from another.
+  if (job(id).state != JobState::kRunning || !job(id).restore_from.empty()) return;
   std::vector<NodeId> nodes;
   for (const auto& [node_id, registration] : run.registrations) nodes.push_back(node_id);
   for (NodeId from : nodes) {

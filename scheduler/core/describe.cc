@@ -1,6 +1,7 @@
 #include "scheduler/core/describe.h"
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/base/status.h"
 
 namespace paceline::scheduler {
@@ -49,13 +50,13 @@ struct Describer {
     return absl::StrCat("sealed ", d.tensors.size(), " tensors");
   }
   std::string operator()(const CutDirective& d) const {
+    if (!d.drop.empty()) return absl::StrCat("drop ", absl::StrJoin(d.drop, " "));
     std::string text = absl::StrCat(
         "cut ", d.cut,
         d.abort ? " abort" : (d.collect ? " collect" : (d.manifest ? " manifest" : " copy")));
     for (const auto& [group, step] : d.steps) {
       absl::StrAppend(&text, " ", group.value(), "@", step.value());
     }
-    for (const std::string& path : d.drop) absl::StrAppend(&text, " drop ", path);
     return text;
   }
   std::string operator()(const RecallSamplesDirective&) const { return "recall samples"; }

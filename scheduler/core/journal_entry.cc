@@ -329,6 +329,7 @@ class Applier {
       job.tensors = e.tensors;
       job.move = 0;
       job.moves.clear();
+      job.withdrawn = false;
       job.settled = e.settled;
       job.settled_updates = e.updates;
       job.rollbacks = e.totals;
