@@ -242,6 +242,7 @@ ShardSettings JobShards::SettingsOf(const TensorPlan& tensor, uint32_t chunk) co
           .policy = plan_->policy,
           .normalization = plan.spec.normalization,
           .deterministic = plan.spec.deterministic,
+          .nan = plan.spec.nan,
           .lead = tensor.id == plan.lead_tensor && chunk == 0};
 }
 

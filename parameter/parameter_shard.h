@@ -11,9 +11,9 @@
 //   mean: sum / float(samples in it), once        sum: sum x (planned members / members in the sum)
 //   policy compensates; optimizer applies at rate x weight; version + 1
 // A round without any samples applies nothing and leaves the version as it is; its members still
-// get the weights. A gradient that is not finite counts as no samples, its sender is told
-// kNotFinite, and its samples are counted as discarded. A gradient on a version of another lineage
-// (before a restore) is discarded the same way, with kDiscarded.
+// get the weights. A gradient that is not finite, unless those are allowed, counts as no samples,
+// its sender is told kNotFinite, and its samples are counted as discarded. A gradient on a version
+// of another lineage (before a restore) is discarded the same way, with kDiscarded.
 //
 // Invariants:
 //  1. A reply's arrays never change: weights that someone else holds are copied before an update.
@@ -54,7 +54,8 @@ struct ShardSettings {
   std::shared_ptr<const StalenessPolicy> policy;
   Normalization normalization = Normalization::kMean;
   bool deterministic = false;  // sum in rank order
-  bool lead = false;           // counts samples and staleness per worker
+  NotFinite nan = NotFinite::kRefuse;
+  bool lead = false;  // counts samples and staleness per worker
 
   bool operator==(const ShardSettings&) const = default;
 };

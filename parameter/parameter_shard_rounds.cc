@@ -175,11 +175,11 @@ void ParameterShard::AddPiece(const RoundKey& key, size_t position, OpenOperatio
 void ParameterShard::FinishPart(Round& round, size_t position, OpenOperation& open) {
   const Operation& operation = open.operation;
   SharedFloats values = open.contribution->Take();
-  const bool finite = open.contribution->finite();
+  const bool taken = open.contribution->finite() || settings_.nan == NotFinite::kAllow;
   open.contribution.reset();
   if (operation.samples.value() == 0) {
     round.Finish(position, Round::Part::kNoSamples, operation, {});
-  } else if (finite) {
+  } else if (taken) {
     round.Finish(position, Round::Part::kSum, operation, std::move(values));
   } else {
     pool_->Give(std::move(values));

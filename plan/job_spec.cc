@@ -118,6 +118,7 @@ absl::Status CheckCheckpoints(const JobSpec& spec) {
                       "an absolute path of at most 3072 bytes");
   }
   PACELINE_RETURN_IF_ERROR(CheckRange("checkpoint_keep", spec.checkpoint_keep, 1, 1000));
+  PACELINE_RETURN_IF_ERROR(CheckRange("nan", static_cast<uint64_t>(spec.nan), 1, 2));
   return CheckRange("on_server_loss", static_cast<uint64_t>(spec.on_server_loss), 1, 2);
 }
 
@@ -139,6 +140,7 @@ std::string Text(Normalization n) { return std::string(Name(n)); }
 std::string Text(Aggregation a) { return std::string(Name(a)); }
 std::string Text(ServerLoss loss) { return std::string(Name(loss)); }
 std::string Text(Late late) { return std::string(Name(late)); }
+std::string Text(NotFinite nan) { return std::string(Name(nan)); }
 std::string Text(const GroupSpec& groups) { return ToString(groups); }
 std::string Text(const std::string& text) { return text; }
 std::string Text(bool value) { return value ? "true" : "false"; }
@@ -292,6 +294,7 @@ std::string FirstDifference(const JobSpec& holding, const JobSpec& joiner) {
   compare("failure_timeout_ms", holding.failure_timeout_ms, joiner.failure_timeout_ms);
   compare("quorum", holding.quorum, joiner.quorum);
   compare("late", holding.late, joiner.late);
+  compare("nan", holding.nan, joiner.nan);
   compare("max_step_lag", holding.max_step_lag, joiner.max_step_lag);
   compare("gate", holding.gate, joiner.gate);
   compare("max_staleness", holding.max_staleness, joiner.max_staleness);

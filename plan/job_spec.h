@@ -48,6 +48,12 @@ enum class Late : uint8_t {
   kDrop = 2,   // is discarded and counted
 };
 
+// What becomes of a gradient that holds NaN or infinity.
+enum class NotFinite : uint8_t {
+  kRefuse = 1,  // is left out, named and counted; three in a row end the worker
+  kAllow = 2,   // is summed like any other: for those who look at it themselves
+};
+
 // How the workers of a job are split into groups.
 struct GroupSpec {
   enum class Kind : uint8_t { kOne, kPerWorker, kCount, kSizes, kLabel };
@@ -80,8 +86,9 @@ struct JobSpec {
   uint64_t batch_size = 0;  // samples of one worker in one step; used by deterministic draws
   uint64_t seed = 0;        // of the sample permutation
   uint32_t failure_timeout_ms = 5000;
-  uint32_t quorum = 0;        // members that close a round; 0 = all
-  Late late = Late::kCarry;   // under a quorum
+  uint32_t quorum = 0;       // members that close a round; 0 = all
+  Late late = Late::kCarry;  // under a quorum
+  NotFinite nan = NotFinite::kRefuse;
   uint32_t max_step_lag = 0;  // gate, in exchanges; 0 with gate=false = off
   bool gate = false;
   uint64_t max_staleness = 0;  // 0 = the default bound
@@ -115,5 +122,6 @@ std::string_view Name(Normalization n);
 std::string_view Name(Aggregation a);
 std::string_view Name(ServerLoss loss);
 std::string_view Name(Late late);
+std::string_view Name(NotFinite nan);
 
 }  // namespace paceline

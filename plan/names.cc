@@ -45,6 +45,16 @@ std::string_view Name(ServerLoss loss) {
   return "unknown";
 }
 
+std::string_view Name(NotFinite nan) {
+  switch (nan) {
+    case NotFinite::kRefuse:
+      return "refuse";
+    case NotFinite::kAllow:
+      return "allow";
+  }
+  return "unknown";
+}
+
 std::string_view Name(Late late) {
   switch (late) {
     case Late::kCarry:

@@ -122,6 +122,8 @@ void AddJobKeys(KeyTable& table, JobSpec& spec) {
   table.Number("job.quorum", "members that close a round; 0 = all", 0, 16'384, &spec.quorum);
   EnumKey(table, "job.late", "under a quorum: gradients that come after their round was closed",
           std::vector{Late::kCarry, Late::kDrop}, &spec.late);
+  EnumKey(table, "job.nan", "a gradient that holds NaN or infinity: leave it out, or sum it",
+          std::vector{NotFinite::kRefuse, NotFinite::kAllow}, &spec.nan);
   table.Switch("job.gate", "hold groups that run ahead of the slowest by max_step_lag", &spec.gate);
   table.Number("job.max_step_lag", "of the gate, in exchanges", 0, 1'000'000, &spec.max_step_lag);
   table.Number("job.max_staleness", "drop updates that are staler; 0 = the default bound",

@@ -86,6 +86,7 @@ void ToProto(const JobSpec& in, v1::JobSpec* out) {
   out->set_failure_timeout_ms(in.failure_timeout_ms);
   out->set_quorum(in.quorum);
   out->set_late(static_cast<v1::Late>(in.late));
+  out->set_nan(static_cast<v1::NotFinite>(in.nan));
   out->set_max_step_lag(in.max_step_lag);
   out->set_gate(in.gate);
   out->set_max_staleness(in.max_staleness);
@@ -112,6 +113,7 @@ absl::Status FromProto(const v1::JobSpec& in, JobSpec* out) {
       EnumFromProto("normalization", in.normalization(), 1, 2, &out->normalization));
   PACELINE_RETURN_IF_ERROR(EnumFromProto("aggregation", in.aggregation(), 1, 3, &out->aggregation));
   PACELINE_RETURN_IF_ERROR(EnumFromProto("late", in.late(), 1, 2, &out->late));
+  PACELINE_RETURN_IF_ERROR(EnumFromProto("nan", in.nan(), 1, 2, &out->nan));
   out->name = in.name();
   out->workers = in.workers();
   out->min_workers = in.min_workers();

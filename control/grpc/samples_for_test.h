@@ -35,6 +35,7 @@ inline JobSpec Job() {
   spec.failure_timeout_ms = 2500;
   spec.quorum = 3;
   spec.late = Late::kDrop;
+  spec.nan = NotFinite::kAllow;
   spec.max_step_lag = 5;
   spec.gate = true;
   spec.max_staleness = 99;

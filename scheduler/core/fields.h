@@ -23,7 +23,7 @@ void Fields(A& a, Is<JobSpec> auto& v) {
     v.aggregation, v.deterministic, v.chunk_bytes, v.sample_count, v.epochs, v.batch_size, v.seed,
     v.failure_timeout_ms, v.quorum, v.late, v.max_step_lag, v.gate, v.max_staleness, v.local_steps,
     v.checkpoint_every_steps, v.checkpoint_every_s, v.checkpoint_dir, v.checkpoint_keep,
-    v.on_server_loss);
+    v.on_server_loss, v.nan);
 }
 template <typename A>
 void Fields(A& a, Is<TensorSpec> auto& v) {

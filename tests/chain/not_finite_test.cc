@@ -58,6 +58,30 @@ TEST(NotFiniteTest, IsLeftOutNamedAndCountedOncePerPush) {
   EXPECT_NE(named[2].find("(1 push in a row)"), std::string::npos);
 }
 
+TEST(NotFiniteTest, IsSummedWhereTheJobAllowsIt) {
+  ChainCluster cluster(2);
+  JobSpec job = JobOf("job", 2, "one");
+  job.nan = NotFinite::kAllow;
+  RunWorkers(2, [&](uint32_t index) -> absl::Status {
+    PACELINE_ASSIGN_OR_RETURN(auto session, cluster.Connect(job, index));
+    PACELINE_ASSIGN_OR_RETURN(const TensorId tensor, session->RegisterTensor({"w", {kElements}}));
+    PACELINE_RETURN_IF_ERROR(session->Init(tensor, std::vector<float>(kElements, 0.0f)));
+    std::vector<float> weights(kElements);
+    for (int i = 0; i < 4; ++i) {
+      PACELINE_RETURN_IF_ERROR(PushOnce(*session, tensor, index == 1 ? -kInfinity : 0, weights));
+    }
+    for (uint32_t i = 0; i < kElements; ++i) {
+      EXPECT_EQ(weights[i], i == 1500 ? kInfinity : -2.0f) << i;
+    }
+    return session->Leave("done");
+  });
+  JobView view;
+  ASSERT_TRUE(cluster.Await(
+      "job", [](const JobView& v) { return v.state == JobState::kFinished; }, &view));
+  EXPECT_EQ(view.not_finite, 0u);
+  EXPECT_EQ(view.discarded, Samples(0));
+}
+
 TEST(NotFiniteTest, ThreeInARowEndTheWorkerAndTheOtherGoesOn) {
   ChainCluster cluster(1);
   JobSpec job = JobOf("job", 2, "per-worker");
