@@ -114,6 +114,8 @@ struct JobRuntime {
   std::set<NodeId> moving_to;  // owners that have not all of their chunks yet
   std::set<ChunkKey> missing;  // what those have said that a withdrawn move did not bring
   std::map<std::pair<NodeId, NodeId>, Ticks> avoided;  // from, to: no chunks move until then
+  // Where chunks lay, and on which servers, when there was nothing to move.
+  std::pair<JobGeneration, std::vector<NodeId>> balanced;
   std::set<NodeId> released;  // servers that owned chunks once and know the job
   std::set<NodeId> ending;    // owners that get EndJob after their last report
   Ticks ended_at;

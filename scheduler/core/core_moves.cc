@@ -99,8 +99,7 @@ std::vector<ChunkMove> Core::Impl::NextMoves(const JobRecord& job) const {
   std::vector<ChunkMove> moves = Rebalance(chunks, {servers.begin(), servers.end()});
   const auto run = runtimes_.find(job.id);
   std::erase_if(moves, [&](const ChunkMove& move) {
-    const auto avoided = run->second.avoided.find({move.from, move.to});
-    return avoided != run->second.avoided.end() && avoided->second > now_;
+    return run->second.avoided.contains({move.from, move.to});
   });
   uint64_t bytes = 0;
   size_t taken = 0;
@@ -113,9 +112,15 @@ std::vector<ChunkMove> Core::Impl::NextMoves(const JobRecord& job) const {
 
 void Core::Impl::ProposeMoves(JobId id) {
   if (!MayMove(job(id))) return;
-  const std::vector<ChunkMove> moves = NextMoves(job(id));
-  if (moves.empty()) return;
   JobRuntime& run = runtime(id);
+  std::erase_if(run.avoided, [this](const auto& pair) { return pair.second <= now_; });
+  std::pair<JobGeneration, std::vector<NodeId>> placed{job(id).generation, ServersForChunks()};
+  if (run.balanced == placed) return;
+  const std::vector<ChunkMove> moves = NextMoves(job(id));
+  if (moves.empty()) {
+    if (run.avoided.empty()) run.balanced = std::move(placed);
+    return;
+  }
   std::map<std::pair<NodeId, NodeId>, std::pair<uint64_t, uint64_t>> sums;  // chunks, bytes
   for (const ChunkMove& move : moves) {
     auto& [count, bytes] = sums[{move.from, move.to}];
