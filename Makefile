@@ -10,7 +10,7 @@ FILES ?= $(shell git ls-files '*.cc')
 SDK_ROOT := build/sdk
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build run verify-quickstart test test-release test-sanitizers test-fuzz kill-test restart-test move-test checkpoint-kill-test punish lint format tidy dev bench sdk install clean
+.PHONY: help deps build run verify-quickstart test test-release test-sanitizers test-fuzz kill-test restart-test move-test checkpoint-kill-test punish lint format tidy dev bench hold-bench sdk install clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -102,9 +102,14 @@ dev: ## debug build of everything, in build/dev
 	cmake --preset dev
 	cmake --build build/dev -j $(JOBS)
 
-bench: deps ## benchmarks, in build/release/bin
+bench: deps ## benchmarks, in build/release/bench
 	cmake --preset release
 	cmake --build build/release -j $(JOBS)
+
+HOLD_MB ?= 3072
+
+hold-bench: bench ## how long a checkpoint of HOLD_MB holds a job up (default: 1 GB of weights, twice that of Adam's)
+	@to=$$(mktemp -d); build/release/bench/checkpoint_hold_bench $$to $(HOLD_MB); rc=$$?; rm -rf $$to; exit $$rc
 
 sdk: ## install programs, libraries and headers into build/sdk
 	cmake --preset release
