@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "cli/checkpoint_command.h"
 #include "cli/text_table.h"
 #include "cli/view_json.h"
@@ -30,6 +31,7 @@ constexpr std::string_view kUsage =
     "  pacelinectl events [JOB]           decisions with their reasons and times\n"
     "  pacelinectl stop JOB               ends a job\n"
     "  pacelinectl remove JOB WORKER      lets a worker leave its job\n"
+    "  pacelinectl move JOB WORKER --group G   lets a worker change its group\n"
     "  pacelinectl drain SERVER           moves all chunks off a server\n"
     "  pacelinectl checkpoint JOB         takes a checkpoint of a running job now\n"
     "  pacelinectl checkpoint list|verify|show DIR   looks at checkpoints on disk\n"
@@ -80,6 +82,7 @@ constexpr std::array<ViewCommand, 5> kViews = {
                 1, StalenessText, StalenessJson}};
 
 struct Options {
+  std::string group;
   bool undo = false;
   uint32_t wait_s = 600;
   bool json = false;
@@ -282,6 +285,48 @@ int RunRemove(int argc, const char* const* argv, const CommandContext& context) 
     const auto reply = conversation.Ask(RemoveWorkerRequest{names[0], names[1], options.reason});
     if (!reply.ok()) return Complain(context, reply.status());
     *context.out << "worker " << names[1] << " of job " << names[0] << " is asked to leave\n"
+                 << std::flush;
+    return static_cast<int>(kExitDone);
+  };
+  return WithConversation(argc, argv, context, usage, 2, keys, body);
+}
+
+// A group's number, or a group of its own for "new".
+absl::StatusOr<std::optional<GroupId>> GroupOf(const std::string& text) {
+  if (text == "new") return std::optional<GroupId>();
+  uint32_t number = 0;
+  if (!absl::SimpleAtoi(text, &number)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--group \"", text, "\": use a group's number (pacelinectl groups shows them), or new"));
+  }
+  return std::optional<GroupId>(number);
+}
+
+int RunMove(int argc, const char* const* argv, const CommandContext& context) {
+  Options options;
+  KeyTable keys;
+  keys.Text("group", "number of the group to go to, or new for a group of its own", &options.group);
+  keys.Spelled("--group", "");
+  keys.Text("reason", "shown in events", &options.reason);
+  keys.Spelled("--reason", "");
+  const std::string usage =
+      "pacelinectl move JOB WORKER --group G: lets a worker go over to another group\n"
+      "while the job runs; nobody else stops\n\n"
+      "  pacelinectl move mnist worker-3 --group 1\n"
+      "  pacelinectl move mnist worker-3 --group new --reason \"its disk is slow\"\n\n";
+  const auto body = [&](Conversation& conversation) {
+    const std::vector<std::string>& names = conversation.arguments();
+    if (names.size() != 2) {
+      return Complain(context, absl::InvalidArgumentError("move: name a job and a worker"));
+    }
+    const absl::StatusOr<std::optional<GroupId>> group = GroupOf(options.group);
+    if (!group.ok()) return Complain(context, Annotate(group.status(), "move"));
+    const auto reply =
+        conversation.Ask(MoveWorkerRequest{names[0], names[1], *group, options.reason});
+    if (!reply.ok()) return Complain(context, reply.status());
+    *context.out << "worker " << names[1] << " of job " << names[0] << " goes over to "
+                 << (*group ? absl::StrCat("group ", (*group)->value()) : "a group of its own")
+                 << "\n"
                  << std::flush;
     return static_cast<int>(kExitDone);
   };
@@ -496,6 +541,7 @@ int RunCommand(int argc, const char* const* argv, const CommandContext& context)
   if (name == "events") return RunEvents(argc, argv, context);
   if (name == "stop") return RunStop(argc, argv, context);
   if (name == "remove") return RunRemove(argc, argv, context);
+  if (name == "move") return RunMove(argc, argv, context);
   if (name == "drain") return RunDrain(argc, argv, context);
   if (name == "checkpoint") return RunCheckpoint(argc, argv, context);
   if (name == "completion") return RunCompletion(argc, argv, context);

@@ -15,7 +15,7 @@ _pacelinectl() {
     fi
   done
   if ((COMP_CWORD == 1)); then
-    COMPREPLY=($(compgen -W "run status jobs nodes groups staleness events stop remove drain checkpoint
+    COMPREPLY=($(compgen -W "run status jobs nodes groups staleness events stop remove move drain checkpoint
        completion
       --help --version" -- "$current"))
     return
@@ -36,6 +36,8 @@ _pacelinectl() {
       COMPREPLY=($(compgen -W "--json --watch --after --limit $shared" -- "$current")) ;;
     stop | remove)
       COMPREPLY=($(compgen -W "--reason $shared" -- "$current")) ;;
+    move)
+      COMPREPLY=($(compgen -W "--group --reason $shared" -- "$current")) ;;
     drain)
       COMPREPLY=($(compgen -W "--undo --wait $shared" -- "$current")) ;;
     checkpoint)

@@ -4,8 +4,9 @@
 
 namespace paceline {
 
-void GroupTable::ApplyPlan(const std::vector<GroupPlan>& groups,
-                           const std::vector<NodeRef>& fenced) {
+void GroupTable::ApplyPlan(const std::vector<GroupPlan>& groups, const std::vector<NodeRef>& fenced,
+                           GroupId next_group) {
+  next_group_ = std::max(next_group_, next_group);
   for (const NodeRef& dead : fenced) {
     Incarnation& known = fenced_[dead.node];
     known = std::max(known, dead.incarnation);
@@ -94,6 +95,10 @@ GroupTable::Admitted GroupTable::Admit(GroupId group, GroupGeneration generation
     return out;
   }
   const Generation* const newest = Newest(group);
+  if (newest == nullptr && HasEnded(group)) {
+    out.admission = Admission::kOldGeneration;
+    return out;
+  }
   if (newest == nullptr || generation > newest->plan->generation) return out;
   out.admission = Admission::kOldGeneration;
   if (out.generation == nullptr || out.generation->plan->generation != generation) return out;
@@ -114,6 +119,7 @@ Admission GroupTable::AdmitBoundary(GroupId group, GroupGeneration generation, N
                                     Incarnation incarnation) const {
   if (IsFenced(sender, incarnation)) return Admission::kFenced;
   const Generation* const newest = Newest(group);
+  if (newest == nullptr && HasEnded(group)) return Admission::kOldGeneration;
   if (newest == nullptr || generation > newest->plan->generation) return Admission::kPark;
   for (const Generation& g : groups_.find(group)->second) {
     for (const Member& member : g.plan->members) {

@@ -20,7 +20,7 @@ namespace paceline {
 enum class Admission : uint8_t {
   kAccept,
   kPark,           // of a generation that is not known here yet
-  kOldGeneration,  // another one holds for its step
+  kOldGeneration,  // another one holds for its step, or its group has ended
   kFenced,         // the sender's incarnation is dead
 };
 
@@ -45,8 +45,10 @@ class GroupTable {
   };
 
   // The whole state as the scheduler sees it: what is newer than known here takes its place; a
-  // fence that was not heard of is made up for. `fenced` are refused from now on.
-  void ApplyPlan(const std::vector<GroupPlan>& groups, const std::vector<NodeRef>& fenced = {});
+  // fence that was not heard of is made up for. `fenced` are refused from now on. Groups below
+  // `next_group` that it does not name have ended.
+  void ApplyPlan(const std::vector<GroupPlan>& groups, const std::vector<NodeRef>& fenced = {},
+                 GroupId next_group = {});
   bool MissedFence(const std::vector<GroupPlan>& groups) const;
   // Each group's next generation from its activation step on; one without members ends.
   void Commit(const std::vector<GroupPlan>& groups);
@@ -91,6 +93,8 @@ class GroupTable {
     Step through;
   };
 
+  // Whether a frame of a group that is not known here comes too late, and not too early.
+  bool HasEnded(GroupId group) const { return group < next_group_; }
   void Append(const GroupPlan& group, Step activation);
   bool IsOver(const Generation& generation, const Generation& next) const;
   void HoldForAllSteps(const GroupPlan& group);
@@ -100,6 +104,7 @@ class GroupTable {
   std::map<GroupId, std::deque<Generation>> groups_;  // oldest first
   std::map<NodeId, Incarnation> fenced_;              // the newest dead incarnation
   std::map<std::pair<GroupId, NodeId>, DoneWith> covered_;
+  GroupId next_group_;  // highest told
   uint32_t live_groups_ = 1;
 };
 

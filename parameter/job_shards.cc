@@ -199,7 +199,7 @@ void JobShards::ApplyPlan(std::shared_ptr<const PreparedPlan> plan, Ticks now, R
   if (groups_.MissedFence(plan_->plan.groups)) {
     CutAbort(absl::AbortedError("a member was fenced during the cut; try again"), now, replies);
   }
-  groups_.ApplyPlan(plan_->plan.groups, plan_->plan.fenced);
+  groups_.ApplyPlan(plan_->plan.groups, plan_->plan.fenced, plan_->plan.next_group);
   VoidOutdated(replies);
   for (const NodeRef& dead : plan_->plan.fenced) {
     for (auto& [key, shard] : shards_) shard.Forget(dead);

@@ -188,5 +188,98 @@ TEST(GroupTracker, OneThatWillGetAMemberIsNotAlone) {
   EXPECT_GE(tracker.counted_on_through(), Step(11));
 }
 
+// ---- From one group to another
+
+GroupPlan Entered(uint64_t generation, uint64_t activation, uint64_t first_step,
+                  std::vector<uint32_t> members = {1, 3}) {
+  GroupPlan group = GroupOf(generation, activation, std::move(members), 1);
+  for (Member& member : group.members) {
+    if (member.node == kSelf) member.first_step = Step(first_step);
+  }
+  return group;
+}
+
+PrepareDirective PrepareOf(uint64_t change, GroupPlan group) {
+  PrepareDirective directive = Prepare(change);
+  directive.groups.push_back(std::move(group));
+  return directive;
+}
+
+// In step 5 of group 0, to go over at its step 8 to step 40 of group 1.
+GroupTracker OnItsWay() {
+  GroupTracker tracker = TrackerIn(GroupOf(1, 5, {1, 2}));
+  tracker.OnCommit(Commit(5, {GroupOf(2, 8, {2}), Entered(8, 40, 40)}));
+  return tracker;
+}
+
+TEST(GroupTracker, OnItsWayItAnswersForTheGroupItGoesTo) {
+  GroupTracker tracker = OnItsWay();
+  EXPECT_TRUE(tracker.goes_over());
+  EXPECT_EQ(tracker.OnPrepare(PrepareOf(6, Entered(9, 41, 40, {1, 3, 4}))), Step(40));
+  // Its old group has other numbers: nothing holds it there.
+  tracker.AdvanceTo(Step(7));
+  EXPECT_TRUE(tracker.MayAdvance());
+  tracker.Advance();
+  EXPECT_EQ(tracker.step(), Step(40));
+  EXPECT_TRUE(tracker.MayAdvance());
+  EXPECT_FALSE(tracker.MayBegin(Step(42))) << "which may be of the new generation";
+}
+
+TEST(GroupTracker, ItArrivesWhereItCountsWhateverWasAgreedSince) {
+  GroupTracker tracker = OnItsWay();
+  tracker.OnCommit(Commit(6, {Entered(9, 44, 40, {1, 3, 4})}));
+  tracker.AdvanceTo(Step(8));
+  EXPECT_EQ(tracker.step(), Step(40));
+  EXPECT_EQ(tracker.current().generation, GroupGeneration(8));
+  tracker.AdvanceTo(Step(44));
+  EXPECT_EQ(tracker.current().generation, GroupGeneration(9));
+}
+
+TEST(GroupTracker, AFenceOfTheGroupItGoesToHoldsWhenItArrives) {
+  GroupTracker tracker = OnItsWay();
+  tracker.OnCommit(Commit(6, {Entered(9, 44, 40, {1, 3, 4})}));
+  GroupPlan fenced = Entered(10, 44, 40, {1, 4});
+  fenced.last_fence = GroupGeneration(10);
+  tracker.OnFence(Fence(fenced));
+  tracker.AdvanceTo(Step(8));
+  EXPECT_EQ(tracker.step(), Step(40));
+  EXPECT_EQ(tracker.current().generation, GroupGeneration(10));
+}
+
+// Owners do without it for every step after a fence; it need not stay until the step agreed, but
+// those who have not heard of the fence are told up to there.
+TEST(GroupTracker, AFenceOfTheGroupItLeavesLetsItGoAtOnce) {
+  GroupTracker tracker = OnItsWay();
+  EXPECT_EQ(tracker.PassesThrough(Step(6)), Step(5));
+  EXPECT_EQ(tracker.PassesThrough(Step(8)), Step(7));
+  tracker.OnFence(Fence(GroupOf(3, 8, {2})));
+  EXPECT_EQ(tracker.leaves_at(), Step(6));
+  EXPECT_EQ(tracker.PassesThrough(Step(6)), Step(7));
+  tracker.Advance();
+  EXPECT_EQ(tracker.current().id, GroupId(1));
+}
+
+TEST(GroupTracker, APlanWithoutItsGroupSendsItOver) {
+  GroupTracker tracker = TrackerIn(GroupOf(1, 5, {1}));
+  Plan plan;
+  plan.groups = {Entered(8, 40, 40)};
+  tracker.OnPlan(plan);
+  EXPECT_FALSE(tracker.alone()) << "others wait for it there";
+  tracker.Advance();
+  EXPECT_EQ(tracker.step(), Step(40));
+}
+
+// It asked to leave before it heard that it was to go over.
+TEST(GroupTracker, LeavesTheGroupItGoesToAsWell) {
+  GroupTracker tracker = OnItsWay();
+  EXPECT_EQ(tracker.OnPrepare(PrepareOf(6, GroupOf(9, 41, {3}, 1))), Step(40));
+  tracker.OnCommit(Commit(6, {GroupOf(9, 42, {3}, 1)}));
+  EXPECT_EQ(tracker.leaves_at(), Step(8));
+  tracker.AdvanceTo(Step(8));
+  EXPECT_EQ(tracker.step(), Step(40));
+  EXPECT_EQ(tracker.leaves_at(), Step(42));
+  EXPECT_FALSE(tracker.goes_over());
+}
+
 }  // namespace
 }  // namespace paceline

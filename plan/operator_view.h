@@ -201,9 +201,21 @@ struct RemoveWorkerRequest {
   bool operator==(const RemoveWorkerRequest&) const = default;
 };
 
+// Lets a worker go over to another group of its job, or to one of its own, at steps of the two that
+// nobody has begun; answered once that is agreed. NotFound when there is no such job, worker or
+// group, FailedPrecondition when it cannot go there, Aborted when it is gone before.
+struct MoveWorkerRequest {
+  std::string job;
+  std::string worker;
+  std::optional<GroupId> group;  // none: a group of its own
+  std::string reason;
+
+  bool operator==(const MoveWorkerRequest&) const = default;
+};
+
 using OperatorRequest =
     std::variant<StatusQuery, EventsQuery, StopJobRequest, ProcessEndedRequest, RemoveWorkerRequest,
-                 DrainServerRequest, CheckpointJobRequest, ResumeJobRequest>;
+                 DrainServerRequest, CheckpointJobRequest, ResumeJobRequest, MoveWorkerRequest>;
 using OperatorReply =
     std::variant<Empty, ClusterView, std::vector<DecisionRecord>, CheckpointReply>;
 

@@ -111,6 +111,7 @@ struct Plan {
   std::vector<ServerInfo> servers;  // that own a chunk of this job or hand one over, by node id
   std::vector<TensorPlan> tensors;  // by id
   std::vector<GroupPlan> groups;    // by id
+  GroupId next_group;               // every group below it that `groups` does not name has ended
   TensorId lead_tensor;             // its first chunk is the lead chunk
   NodeId init_writer;               // the worker whose initial values count
   // Chunks whose owner (above) has not said yet that their state has come. `from` stops at this

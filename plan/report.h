@@ -82,6 +82,7 @@ struct Metric {
 };
 
 struct WorkerReport {
+  GroupId group;  // whose step it is in: after a move, once it has arrived, the new one
   Step step;
   Epoch epoch;
   uint32_t step_time_us = 0;   // running median

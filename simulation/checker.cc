@@ -174,8 +174,9 @@ void Checker::OnDrawn(NodeRef to, const std::vector<SampleRange>& ranges,
 
 // ---- Workers ----------------------------------------------------------------------------------
 
-void Checker::OnPush(NodeRef from, Step step, const std::vector<SampleRange>& ranges) {
-  pushed_[{from.incarnation, step}] = ranges;
+void Checker::OnPush(NodeRef from, GroupId group, Step step,
+                     const std::vector<SampleRange>& ranges) {
+  pushed_[{from.incarnation, group, step}] = ranges;
 }
 
 void Checker::OnGivenBack(NodeRef from, const std::vector<SampleRange>& ranges) {
@@ -197,9 +198,7 @@ void Checker::OnLeft(NodeRef self, const WorkerLedger& l) {
 
 void Checker::OnReplyArrived(const Reply& reply) {
   if (!IsRound(reply.to.kind)) return;
-  const OperationKey key{reply.to.chunk, reply.to.incarnation, reply.to.origin_step,
-                         reply.to.ordinal, reply.to.kind};
-  const auto it = answered_.find(key);
+  const auto it = answered_.find(KeyOf(reply.to));
   if (it == answered_.end()) return;  // a refusal
   if (reply.values && Checksum(reply.values.values()) != it->second.checksum) {
     Fail("same bits", "the reply to the ", Text(reply.to), " changed on its way");
@@ -217,7 +216,7 @@ void Checker::OnReplies(const std::string& owner, const std::vector<Reply>& repl
       if (reply.status == OperationStatus::kDiscarded) OnDiscarded(reply);
       continue;
     }
-    const OperationKey key{op.chunk, op.incarnation, op.origin_step, op.ordinal, op.kind};
+    const OperationKey key = KeyOf(op);
     if (const auto it = answered_.find(key); it != answered_.end()) {
       CheckAgain(owner, reply, it->second);
       continue;
@@ -240,7 +239,7 @@ void Checker::OnReplies(const std::string& owner, const std::vector<Reply>& repl
 void Checker::OnDiscarded(const Reply& reply) {
   const Operation& op = reply.to;
   if (op.kind != OperationKind::kPushPull) return;
-  const OperationKey key{op.chunk, op.incarnation, op.origin_step, op.ordinal, op.kind};
+  const OperationKey key = KeyOf(op);
   if (answered_.contains(key) || !discarded_.insert(key).second) return;
   CheckFate(reply);
   if (op.chunk == kLead) Use(reply);
@@ -260,7 +259,7 @@ void Checker::CheckFate(const Reply& reply) {
   if (op.samples.value() == 0 || reply.status == OperationStatus::kNotFinite) return;
   std::optional<Step> fate;
   if (reply.status == OperationStatus::kOk) fate = op.step;
-  const auto [it, first] = fates_.emplace(std::pair(op.incarnation, op.origin_step), fate);
+  const auto [it, first] = fates_.emplace(PushOfOperation(op), fate);
   if (first || it->second == fate) return;
   const auto text = [](const std::optional<Step>& step) {
     return step ? absl::StrCat("applied in step ", step->value()) : std::string("discarded");
@@ -462,7 +461,7 @@ void Checker::Use(const Reply& reply) {
   const Operation& op = reply.to;
   auto& [applied, discarded] = owner_counts_[op.sender];
   (reply.status == OperationStatus::kOk ? applied : discarded) += op.samples.value();
-  const auto it = pushed_.find({op.incarnation, op.origin_step});
+  const auto it = pushed_.find(PushOfOperation(op));
   if (it == pushed_.end()) return;
   for (const SampleRange& range : it->second) {
     for (uint64_t i = range.begin; i < range.end; ++i) {

@@ -86,7 +86,7 @@ class Checker {
   void OnLeadReport(const JobAtServer& report);
 
   // ---- Workers
-  void OnPush(NodeRef from, Step step, const std::vector<SampleRange>& ranges);
+  void OnPush(NodeRef from, GroupId group, Step step, const std::vector<SampleRange>& ranges);
   void OnGivenBack(NodeRef from, const std::vector<SampleRange>& ranges);
   void OnReplyArrived(const Reply& reply);
   // It has left in good order.
@@ -102,7 +102,9 @@ class Checker {
 
  private:
   void OnLastSamples(const scheduler::Entry& entry);
-  using OperationKey = std::tuple<ChunkKey, Incarnation, Step, Ordinal, OperationKind>;
+  // A worker that changes its group comes to the same step in both.
+  using PushOf = std::tuple<Incarnation, GroupId, Step>;
+  using OperationKey = std::tuple<ChunkKey, PushOf, Ordinal, OperationKind>;
   using RoundKey = std::tuple<ChunkKey, GroupId, Step, Ordinal, OperationKind>;
   using SampleKey = std::pair<Epoch, uint64_t>;
 
@@ -137,6 +139,12 @@ class Checker {
     bool over = false;  // applied or discarded
   };
 
+  static PushOf PushOfOperation(const Operation& op) {
+    return {op.incarnation, op.group, op.origin_step};
+  }
+  static OperationKey KeyOf(const Operation& op) {
+    return {op.chunk, PushOfOperation(op), op.ordinal, op.kind};
+  }
   void OnRound(const std::string& owner, const RoundKey& key,
                const std::vector<const Reply*>& replies);
   void OnDiscarded(const Reply& reply);
@@ -167,13 +175,13 @@ class Checker {
   std::map<OperationKey, Answered> answered_;
   std::set<OperationKey> discarded_;
   std::map<PushKey, std::vector<NodeRef>> verdicts_;
-  std::map<std::pair<Incarnation, Step>, std::optional<Step>> fates_;  // of pushes; none: discarded
+  std::map<PushOf, std::optional<Step>> fates_;  // none: discarded
   std::map<RoundKey, Version> applied_rounds_;
   std::map<ChunkKey, Chunk> chunks_;
   std::optional<NodeId> writer_;
   std::map<GroupId, Count> lead_;
   std::map<NodeId, std::pair<uint64_t, uint64_t>> owner_counts_;  // applied, discarded
-  std::map<std::pair<Incarnation, Step>, std::vector<SampleRange>> pushed_;
+  std::map<PushOf, std::vector<SampleRange>> pushed_;
   std::map<SampleKey, Sample> samples_;
   std::map<NodeId, std::vector<std::pair<Incarnation, WorkerLedger>>> left_;
   std::map<NodeId, uint32_t> incarnations_;

@@ -42,7 +42,8 @@ void Faults::Happen() {
       &Faults::StopScheduler, &Faults::KillScheduler,    &Faults::KillScheduler,
       &Faults::KillScheduler, &Faults::BreakConnections, &Faults::BreakWatch,
       &Faults::BreakWatch,    &Faults::SlowJournal,      &Faults::JoinSpare,
-      &Faults::JoinSpare,     &Faults::AskToLeave,
+      &Faults::JoinSpare,     &Faults::AskToLeave,       &Faults::Migrate,
+      &Faults::Migrate,       &Faults::Migrate,
   };
   ++happened_;
   Disturb();
@@ -180,6 +181,18 @@ void Faults::AskToLeave() {
   if (victim == nullptr) return;
   world_->Trace("fault: ", victim->name(), " is asked to leave");
   victim->AskToLeave();
+}
+
+// Sometimes where it is, or where no group is: that is refused.
+void Faults::Migrate() {
+  SimWorker* const victim = Victim();
+  if (victim == nullptr) return;
+  MoveWorkerRequest move{scenario_->job.name, victim->name(), std::nullopt, ""};
+  const uint64_t to = world_->random().Below(4);
+  if (to > 0) move.group = GroupId(static_cast<uint32_t>(to - 1));
+  world_->Trace("fault: ", victim->name(), " is to go to ",
+                to > 0 ? absl::StrCat("group ", to - 1) : "a group of its own");
+  cluster_->scheduler->Operate(std::move(move));
 }
 
 }  // namespace paceline::simulation

@@ -47,6 +47,7 @@ class Faults {
   void SlowJournal();
   void JoinSpare();
   void AskToLeave();
+  void Migrate();
   void Restart(SimWorker* worker, Ticks delay);
   void Disturb() { disturbed_at_ = world_->now(); }
   // A worker that the job can do without; null when there is none.

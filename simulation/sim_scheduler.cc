@@ -211,6 +211,15 @@ void SimScheduler::ProcessEnded(NodeRef node) {
   });
 }
 
+void SimScheduler::Operate(OperatorRequest request) {
+  world()->After(Latency(), [this, request = std::move(request)]() mutable {
+    if (!alive()) return;
+    After(Ticks(0), [this, request = std::move(request)]() mutable {
+      Arrive({OperatorEvent{{}, std::move(request)}, {}, {}});
+    });
+  });
+}
+
 // ---- Streams ----------------------------------------------------------------------------------
 
 std::shared_ptr<WatchStream> SimScheduler::Watch(Process* process, NodeRef node,

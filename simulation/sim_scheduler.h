@@ -88,6 +88,8 @@ class SimScheduler final : public Process {
   // The launcher saw the process end.
   void ProcessEnded(NodeRef node);
 
+  // What an operator asks for; the answer is of no concern.
+  void Operate(OperatorRequest request);
   // What an operator would see. Only while it runs.
   ClusterView Status();
   SimJournal& journal() { return journal_; }

@@ -93,7 +93,10 @@ void SimWorker::OnStart() {
   samples_finished_ = false;
   in_hand_.clear();
   used_this_step_ = 0;
+  returns_rest_ = false;
   group_is_in_ = Step();
+  step_began_ = world()->now();
+  step_took_ = {};
   ledger_ = {};
   outbox_.clear();
   calling_ = busy_ = asked_to_leave_ = gone_ = false;
@@ -235,7 +238,8 @@ void SimWorker::StartRound() {
 
 void SimWorker::BeginBoundary() {
   Enter(Phase::kBoundary);
-  passed_ = std::max(group_->step() + Step(1), group_is_in_) - Step(1);
+  next_step_ = std::max(group_->step() + Step(1), group_is_in_);
+  passed_ = group_->PassesThrough(next_step_);
   std::set<NodeId> owners;
   for (const PlacedChunk& chunk : chunks_) owners.insert(chunk.owner);
   for (const NodeId owner : owners) {
@@ -249,19 +253,39 @@ void SimWorker::BeginBoundary() {
   Go();
 }
 
+// What was drawn and not used is discarded; given back, when it could not be used here.
+void SimWorker::AccountForStep() {
+  ReturnSamplesRequest rest;
+  uint64_t used = std::exchange(used_this_step_, 0);
+  for (SampleRange range : std::exchange(in_hand_, {})) {
+    const uint64_t of_it = std::min(used, range.end - range.begin);
+    used -= of_it;
+    range.begin += of_it;
+    if (range.begin < range.end) rest.ranges.push_back(range);
+  }
+  const uint64_t count = scheduler::CountOf(rest.ranges);
+  if (!std::exchange(returns_rest_, false)) {
+    ledger_.discarded += count;
+    return;
+  }
+  ledger_.returned += count;
+  checker_->OnGivenBack(self_, rest.ranges);
+  if (count > 0) outbox_.push_back(std::move(rest));
+  Pump();
+}
+
 void SimWorker::AwaitBoundary() {
-  const Step next = *passed_ + Step(1);
-  if (!group_->MayBegin(next)) return;
-  const uint64_t drawn = [&] {
-    uint64_t sum = 0;
-    for (const SampleRange& range : in_hand_) sum += range.end - range.begin;
-    return sum;
-  }();
-  if (drawn > used_this_step_) ledger_.discarded += drawn - used_this_step_;
-  in_hand_.clear();
-  used_this_step_ = 0;
+  if (!group_->MayBegin(next_step_)) return;
+  AccountForStep();
   group_is_in_ = Step();
-  group_->AdvanceTo(next);
+  step_took_ = world()->now() - std::exchange(step_began_, world()->now());
+  const GroupId before = group_->current().id;
+  group_->AdvanceTo(next_step_);
+  if (group_->current().id != before) {
+    // As a joiner it takes part in its first round there with nothing.
+    passed_.reset();
+    return StartRound();
+  }
   if (!lease_) {
     lease_.emplace(plan_.spec.seed, static_cast<uint32_t>(plan_.spec.sample_count));
   }
@@ -330,7 +354,7 @@ void SimWorker::Exchange() {
   Enter(Phase::kExchanging);
   uint64_t samples = 0;
   for (const SampleRange& range : in_hand_) samples += range.end - range.begin;
-  if (samples > 0) checker_->OnPush(self_, group_->step(), in_hand_);
+  if (samples > 0) checker_->OnPush(self_, group_->current().id, group_->step(), in_hand_);
   IssueChunks(OperationKind::kPushPull, 0, chunks_.size(), Ordinal(0), Samples(samples));
 }
 
@@ -367,11 +391,11 @@ void SimWorker::Leave() {
 
 void SimWorker::AwaitLeave() {
   const bool alone = group_->alone();
-  if (!alone && !gone_ && !group_->leaves_at()) return;
+  const std::optional<Step> leaves_at = group_->leaves_at();
+  if (!alone && !gone_ && !leaves_at) return;
   Enter(Phase::kPassingOn);
   // The others still count on it up to the step in which they do without it.
-  const Step through =
-      group_->leaves_at() ? *group_->leaves_at() - Step(1) : group_->counted_on_through();
+  const Step through = leaves_at ? group_->PassesThrough(*leaves_at) : group_->counted_on_through();
   if (alone || through < group_->step()) return Finish();
   passed_ = through;
   std::set<NodeId> owners;
@@ -383,10 +407,16 @@ void SimWorker::AwaitLeave() {
     op->owner = owner;
     Issue(std::move(op));
   }
-  if (!group_->leaves_at()) After(kLastBoundaryPatience, [this] { Finish(); });
+  if (!leaves_at) After(kLastBoundaryPatience, [this] { Finish(); });
 }
 
 void SimWorker::Finish() {
+  if (group_->goes_over()) {
+    // Those that it was on its way to count on it, too.
+    group_->AdvanceTo(std::max(*group_->leaves_at(), group_->step() + Step(1)));
+    Enter(Phase::kLeaveWait);
+    return AwaitLeave();
+  }
   world()->Trace(name(), ": has left");
   checker_->OnLeft(self_, ledger_);
   Enter(Phase::kLeft);

@@ -104,6 +104,7 @@ class SimWorker final : public Process {
   void StartRound();
   void BeginBoundary();
   void AwaitBoundary();
+  void AccountForStep();
   void Draw();
   void TakeBatch();
   void Compute();
@@ -126,6 +127,7 @@ class SimWorker final : public Process {
   void OnReply(NodeId owner, const DataReply& reply);
   void Settle(const OpPtr& op, const DataReply& reply);
   bool CatchUp(Op& op, const DataReply& reply);
+  void LeaveBehind(const OpPtr& op, const DataReply& reply);
   void BecomePull(Op& op, const DataReply& reply);
   void IssueAgain(const OpPtr& op, Ticks pause);
 
@@ -168,17 +170,21 @@ class SimWorker final : public Process {
   std::vector<PlacedChunk> chunks_;  // of all tensors
   std::vector<Version> bases_;
   std::optional<Step> passed_;  // owners were told: nothing more up to here
+  Step next_step_;              // that is begun after the boundary
   std::map<NodeId, Link> links_;
   uint32_t outstanding_ = 0;  // operations that are waited for
   std::optional<SampleLease> lease_;
   bool samples_finished_ = false;
   std::vector<SampleRange> in_hand_;
   uint64_t used_this_step_ = 0;
-  Step group_is_in_;  // without what this worker pushed
+  bool returns_rest_ = false;  // the rest is given back, not discarded
+  Step group_is_in_;           // without what this worker pushed
   WorkerLedger ledger_;
   std::deque<NodeRequest> outbox_;
   bool calling_ = false;
   Ticks reported_at_;
+  Ticks step_began_;
+  Ticks step_took_;
   bool busy_ = false;  // the caller's thread waits for the scheduler or computes
   bool asked_to_leave_ = false;
   bool gone_ = false;

@@ -149,6 +149,8 @@ void SimWorker::Pump() {
 WorkerReport SimWorker::MakeReport() const {
   WorkerReport report;
   if (group_) report.step = group_->step();
+  if (group_ && group_->in_group()) report.group = group_->current().id;
+  report.step_time_us = static_cast<uint32_t>(step_took_.value() / 1000);
   report.drawn = Samples(ledger_.drawn);
   report.applied = Samples(ledger_.applied);
   report.discarded = Samples(ledger_.discarded);

@@ -134,7 +134,9 @@ void SimWorker::IssueAgain(const OpPtr& op, Ticks pause) {
 }
 
 void SimWorker::BecomePull(Op& op, const DataReply& reply) {
-  group_is_in_ = std::max(group_is_in_, reply.reply.open_step);
+  const bool said = reply.reply.status != OperationStatus::kOldGeneration &&
+                    op.operation.group == group_->current().id;
+  if (said) group_is_in_ = std::max(group_is_in_, reply.reply.open_step);
   op.operation.kind = OperationKind::kPull;
   op.operation.samples = Samples(0);
   op.operation.total_bytes = 0;
@@ -156,12 +158,28 @@ bool SimWorker::CatchUp(Op& op, const DataReply& reply) {
   return true;
 }
 
+// As Session::LeaveBehind: its group goes on without this worker, which goes over to another.
+void SimWorker::LeaveBehind(const OpPtr& op, const DataReply& reply) {
+  const Operation& mine = op->operation;
+  const bool past = mine.group != group_->current().id;
+  const bool lead = mine.kind == OperationKind::kPushPull && mine.chunk == ChunkKey{};
+  if (!past && lead && mine.samples.value() > 0) returns_rest_ = true;
+  if (!past) group_->GoOverAtOnce();
+  if (mine.kind != OperationKind::kPushPull) return;
+  BecomePull(*op, reply);
+  IssueAgain(op, Ticks(0));
+}
+
 void SimWorker::Settle(const OpPtr& op, const DataReply& reply) {
   Operation& mine = op->operation;
   if (reply.reply.status == OperationStatus::kOldGeneration) {
     // No generation that is known there has this worker: it has no step to end.
     if (mine.kind == OperationKind::kBoundary) return;
-    if (group_->IsWithoutSelf(reply.group_generation)) return Fail("its group goes on without it");
+    const bool ended = reply.group_generation == GroupGeneration(0);
+    const bool past = mine.group != group_->current().id;
+    const bool without = group_->IsWithoutSelf(reply.group_generation);
+    if (past || ended || (without && group_->goes_over())) return LeaveBehind(op, reply);
+    if (without) return Fail("its group goes on without it");
   }
   switch (reply.reply.status) {
     case OperationStatus::kNotYet:

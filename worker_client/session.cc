@@ -192,6 +192,7 @@ absl::StatusOr<OperationHandle> SessionImpl::Pull(TensorId tensor, std::span<flo
 OperationHandle SessionImpl::PullStart(Tensor& held, const OpRequest& request) {
   std::copy(held.start.begin(), held.start.end(), request.out.begin());
   held.start = {};
+  held.left_behind = false;
   auto pending = std::make_shared<Pending>();
   pending->kind = FrameKind::kPull;
   pending->done = true;
@@ -273,21 +274,41 @@ Samples SessionImpl::UnusedThisStep() const {
   return Samples(drawn > offered_this_step_ ? drawn - offered_this_step_ : 0);
 }
 
+// Of the batches drawn for this step: what was not pushed in it.
+std::vector<SampleRange> SessionImpl::TakeUnused() {
+  std::vector<SampleRange> unused;
+  uint64_t pushed = std::exchange(offered_this_step_, 0);
+  for (SampleRange range : std::exchange(in_hand_, {})) {
+    const uint64_t used = std::min(pushed, range.end - range.begin);
+    pushed -= used;
+    range.begin += used;
+    if (range.begin < range.end) unused.push_back(range);
+  }
+  for (const SampleRange& range : unused) counters_.returned += Samples(range.end - range.begin);
+  return unused;
+}
+
 absl::Status SessionImpl::AdvanceStep() {
-  Step now, next;
+  Step now, next, last;
   Samples unused;
   {
     MutexLock lock(&mutex_);
     if (!failed_.ok()) return failed_;
     now = group_->step();
     next = std::max(now + Step(1), group_is_in_);
+    last = group_->PassesThrough(next);
     // Told and accounted for at once: what is drawn from here on is of the next step.
+    if (std::exchange(returns_rest_, false)) {
+      ReturnSamplesRequest rest{TakeUnused()};
+      if (!rest.ranges.empty()) outbox_.push_back(std::move(rest));
+      control_wake_.Signal();
+    }
     unused = UnusedThisStep();
     counters_.discarded += unused;
     in_hand_.clear();
     offered_this_step_ = 0;
   }
-  PACELINE_RETURN_IF_ERROR(SendBoundary(now, next - Step(1), unused, Ticks(0)));
+  PACELINE_RETURN_IF_ERROR(SendBoundary(now, last, unused, Ticks(0)));
   PACELINE_RETURN_IF_ERROR(CheckFinite());
   PACELINE_RETURN_IF_ERROR(Adopt(false));
   MutexLock lock(&mutex_);
@@ -327,14 +348,44 @@ void SessionImpl::BeginStep(Step step) {
   step_times_us_.push_back((now - step_began_).value() / 1000);
   if (step_times_us_.size() > 32) step_times_us_.pop_front();
   step_began_ = now;
+  const GroupId before = group_->current().id;
   group_->AdvanceTo(step);
+  if (group_->current().id == before) return;
+  LogInfo("worker", options_.worker_name, ": goes over from group ", before.value(), " to group ",
+          group_->current().id.value(), ", step ", group_->step().value());
+  arrives_ = true;
+  passed_.reset();
+}
+
+// As a joiner does, it takes part in its first round there with nothing, and goes on from the
+// weights of that round. What it has drawn it trains on there.
+absl::Status SessionImpl::Arrive() {
+  std::vector<uint32_t> tensors;
+  {
+    MutexLock lock(&mutex_);
+    if (!std::exchange(arrives_, false)) return absl::OkStatus();
+    report_now_ = true;  // the scheduler waits for it before it changes more
+    control_wake_.Signal();
+    for (uint32_t i = 0; i < tensors_.size(); ++i) {
+      if (!tensors_[i].ready) continue;
+      tensors_[i].left_behind = true;
+      tensors.push_back(i);
+    }
+    preparing_ = true;
+  }
+  absl::Status status = StartRound(tensors);
+  if (status.ok()) status = AdvanceStep();
+  MutexLock lock(&mutex_);
+  preparing_ = false;
+  changed_.SignalAll();
+  return status;
 }
 
 absl::Status SessionImpl::AtStepBoundary() {
   PACELINE_RETURN_IF_ERROR(WaitReady());
   PACELINE_RETURN_IF_ERROR(AdvanceStep());
   DropStartWeights();
-  return absl::OkStatus();
+  return Arrive();
 }
 
 void SessionImpl::DropStartWeights() {
@@ -371,48 +422,49 @@ absl::StatusOr<std::string> SessionImpl::Checkpoint(const std::string& directory
 void SessionImpl::ReturnUnused() {
   MutexLock lock(&mutex_);
   ReturnSamplesRequest unused{lease_ ? lease_->TakeAll() : std::vector<SampleRange>()};
-  uint64_t pushed = std::exchange(offered_this_step_, 0);
-  for (SampleRange range : std::exchange(in_hand_, {})) {
-    const uint64_t used = std::min(pushed, range.end - range.begin);
-    pushed -= used;
-    range.begin += used;
-    if (range.begin < range.end) unused.ranges.push_back(range);
-  }
   for (const SampleRange& range : unused.ranges) {
     counters_.returned += Samples(range.end - range.begin);
   }
+  const std::vector<SampleRange> of_step = TakeUnused();
+  unused.ranges.insert(unused.ranges.end(), of_step.begin(), of_step.end());
   if (!unused.ranges.empty()) outbox_.push_back(std::move(unused));
 }
 
-// The others still count on this worker up to the step in which they do without it.
+// The others still count on this worker up to the step in which they do without it; those of the
+// group that it was on its way to as well.
 absl::Status SessionImpl::CoverUntilGone() {
-  std::optional<Step> from;
-  Step now;
-  Step through;
-  bool owes = true;
-  {
-    MutexLock lock(&mutex_);
-    const Ticks deadline = Deadline();
-    const bool alone = group_->alone();
-    while (failed_.ok() && !alone && !gone_ && !group_->leaves_at() && Now() < deadline) {
-      changed_.WaitFor(&mutex_, deadline - Now());
+  while (true) {
+    std::optional<Step> from;
+    Step now;
+    Step through;
+    bool owes = true;
+    bool goes_over = false;
+    {
+      MutexLock lock(&mutex_);
+      const Ticks deadline = Deadline();
+      const bool alone = group_->alone();
+      while (failed_.ok() && !alone && !gone_ && !group_->leaves_at() && Now() < deadline) {
+        changed_.WaitFor(&mutex_, deadline - Now());
+      }
+      if (!failed_.ok()) return absl::OkStatus();  // the job has ended, or it was fenced meanwhile
+      from = group_->leaves_at();
+      now = group_->step();
+      through = from ? group_->PassesThrough(*from) : group_->counted_on_through();
+      owes = from ? through >= now : !alone || pushed_this_step_;
+      goes_over = group_->goes_over();
     }
-    if (!failed_.ok()) return absl::OkStatus();  // the job has ended, or it was fenced meanwhile
-    from = group_->leaves_at();
-    now = group_->step();
-    through = group_->counted_on_through();
-    owes = !alone || pushed_this_step_;
+    // Where the word was lost with a stream no answer is expected: the job may have ended.
+    const Ticks patience = from ? options_.deadline : kLastBoundaryPatience;
+    if (owes) {
+      const absl::Status told = SendBoundary(now, through, Samples(0), patience);
+      // Those who would have waited for it have left too, and the job is over.
+      if (from && !goes_over) return absl::IsAborted(told) ? absl::OkStatus() : told;
+    }
+    if (!goes_over) return absl::OkStatus();
+    MutexLock lock(&mutex_);
+    if (!failed_.ok()) return absl::OkStatus();
+    BeginStep(std::max(*from, now + Step(1)));
   }
-  if (from) {
-    if (*from <= now) return absl::OkStatus();
-    const absl::Status told = SendBoundary(now, *from - Step(1), Samples(0), options_.deadline);
-    // Those who would have waited for it have left too, and the job is over.
-    return absl::IsAborted(told) ? absl::OkStatus() : told;
-  }
-  if (!owes) return absl::OkStatus();
-  // Its word was lost with a stream. No answer is expected: the job may have ended.
-  (void)SendBoundary(now, through, Samples(0), kLastBoundaryPatience);
-  return absl::OkStatus();
 }
 
 absl::Status SessionImpl::Leave(const std::string& reason) {
@@ -472,6 +524,11 @@ uint32_t SessionImpl::group_size() const {
 GroupId SessionImpl::group() const {
   MutexLock lock(&mutex_);
   return group_->current().id;
+}
+
+bool SessionImpl::alone() const {
+  MutexLock lock(&mutex_);
+  return group_->alone();
 }
 
 SessionCounters SessionImpl::counters() const {

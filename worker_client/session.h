@@ -141,9 +141,12 @@ class Session {
 
   // Ends the step: what this member did not push counts as zero samples, changes of the group that
   // are due take effect, the step number grows. Call it after the step's operations were issued
-  // and waited for. While the job has fewer than min_workers it waits, for as long as that takes,
-  // but not when this worker is to end (asked_to_leave(), SessionOptions.stop): then it returns
-  // without beginning a step, and Leave is what may be called.
+  // and waited for. When the worker has gone over to another group with it, group() and step() are
+  // the new ones, and the program's weights are of the old one: Pull them. What is pushed before
+  // they have come counts as nothing, and its samples are given back. While the job has fewer than
+  // min_workers it waits, for as long as that takes, but not when this worker is to end
+  // (asked_to_leave(), SessionOptions.stop): then it returns without beginning a step, and Leave is
+  // what may be called.
   virtual absl::Status AtStepBoundary() = 0;
 
   // Released when all live workers of the job have arrived at `name`.
@@ -190,6 +193,9 @@ class Session {
   virtual JobSpec spec() const = 0;  // what holds
   virtual uint32_t group_size() const = 0;
   virtual GroupId group() const = 0;
+  // Nobody else is in the group or is to be, as far as is agreed, and this worker stays in it: no
+  // one waits for its steps.
+  virtual bool alone() const = 0;
   virtual SessionCounters counters() const = 0;
 };
 

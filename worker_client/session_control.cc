@@ -281,6 +281,7 @@ WorkerReport SessionImpl::MakeReport() {
   report.bytes_out = Bytes(links_->bytes_out());
   MutexLock lock(&mutex_);
   const Ticks now = Now();
+  if (group_->in_group()) report.group = group_->current().id;
   report.step = group_->step();
   report.epoch = epoch_;
   if (!step_times_us_.empty()) {
@@ -382,8 +383,7 @@ absl::StatusOr<SampleBatch> SessionImpl::DrawSamples(uint32_t count) {
       in_hand_.insert(in_hand_.end(), batch.ranges.begin(), batch.ranges.end());
     }
     // A member with an empty part still takes part in its group's step.
-    if (!batch.indices.empty() || finished || plan_.spec.deterministic ||
-        group_->current().members.size() > 1) {
+    if (!batch.indices.empty() || finished || plan_.spec.deterministic || !group_->alone()) {
       return SampleBatch{epoch_, std::move(batch.indices), finished, progress_};
     }
     // All that is left is leased to others, who may return it.

@@ -70,6 +70,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   JobSpec spec() const override;
   uint32_t group_size() const override;
   GroupId group() const override;
+  bool alone() const override;
   SessionCounters counters() const override;
 
  private:
@@ -86,6 +87,9 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
     // Weights of the start round, for a Pull that comes before anything else: all members have the
     // same ones.
     std::vector<float> start;
+    // The program holds weights of the group that this worker was in before, until it gets those
+    // of now. What it pushes meanwhile carries nothing.
+    bool left_behind = false;
   };
 
   struct Pending {
@@ -132,7 +136,9 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
 
   // session.cc
   absl::Status AdvanceStep() EXCLUDES(mutex_);
+  absl::Status Arrive() EXCLUDES(mutex_);
   Samples UnusedThisStep() const REQUIRES(mutex_);
+  std::vector<SampleRange> TakeUnused() REQUIRES(mutex_);
   void BeginStep(Step step) REQUIRES(mutex_);
   void DropStartWeights() EXCLUDES(mutex_);
   // Waits for the answers up to `patience`, or not at all when it is 0.
@@ -178,6 +184,8 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   // The group went on without the operation: it is sent again for a later step, where this worker
   // goes on. False when that step may not begin yet.
   bool CatchUp(const Pending& pending, ChunkOp& op) REQUIRES(mutex_);
+  // Its group goes on without this worker, which goes over to another.
+  std::optional<Ticks> LeaveBehind(const Pending& pending, ChunkOp& op) REQUIRES(mutex_);
   void BecomePull(ChunkOp& op) REQUIRES(mutex_);
   absl::Status FromReply(const Pending& pending, const ChunkOp& op) REQUIRES(mutex_);
   void CountSamples(const Pending& pending, const ChunkOp& op, const absl::Status& status)
@@ -253,6 +261,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   bool started_ GUARDED_BY(mutex_) = false;        // the start step is over
   std::optional<Step> passed_ GUARDED_BY(mutex_);  // owners were told: nothing more up to here
   Samples passed_unused_ GUARDED_BY(mutex_);       // and what of it reached no update
+  bool arrives_ GUARDED_BY(mutex_) = false;        // in its next group, with this step
   uint64_t next_operation_ GUARDED_BY(mutex_) = 1;
   std::map<uint64_t, std::shared_ptr<Pending>> pending_ GUARDED_BY(mutex_);
   std::vector<Retry> retries_ GUARDED_BY(mutex_);
@@ -263,6 +272,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   bool samples_finished_ GUARDED_BY(mutex_) = false;
   std::vector<SampleRange> in_hand_ GUARDED_BY(mutex_);  // drawn in this step
   uint64_t offered_this_step_ GUARDED_BY(mutex_) = 0;    // of those, pushed to the lead chunk
+  bool returns_rest_ GUARDED_BY(mutex_) = false;         // the rest is given back, not discarded
   bool pushed_this_step_ GUARDED_BY(mutex_) = false;
   // Under a quorum: the group is in this step already, without what this worker pushed.
   Step group_is_in_ GUARDED_BY(mutex_);

@@ -86,8 +86,9 @@ std::shared_ptr<ChunkOp> SessionImpl::MakeChunkOp(const OpRequest& request, cons
   op->header.tensor = *tensor.id;
   op->header.chunk = chunk.key.chunk;
   op->header.dtype = tensor.spec.dtype;
-  // On weights that a checkpoint has replaced: takes part with nothing, and gets the new ones.
-  const bool lapsed = IsPush(request.kind) && Lapses(tensor);
+  // On weights that a checkpoint has replaced, or of another group: takes part with nothing, and
+  // gets the new ones.
+  const bool lapsed = IsPush(request.kind) && (Lapses(tensor) || tensor.left_behind);
   const Samples samples = lapsed ? Samples(0) : request.options.samples;
   if (IsRound(request.kind)) {
     op->header.ordinal = tensor.next_ordinal;
@@ -128,12 +129,18 @@ absl::StatusOr<uint64_t> SessionImpl::Issue(const OpRequest& request) {
       ops.back()->tag = id;
     }
     if (IsRound(request.kind)) ++tensor.next_ordinal;
+    pending->lapsed = IsPush(request.kind) && Lapses(tensor);
     if (IsPush(request.kind)) {
       pushed_this_step_ = true;
-      if (tensor.ready) tensor.start = {};
-      if (*tensor.id == plan_.lead_tensor) offered_this_step_ += request.options.samples.value();
+      if (tensor.ready && !request.start) tensor.start = {};
+      const bool given_back = tensor.left_behind && !pending->lapsed;
+      if (given_back) pending->samples = Samples(0);
+      returns_rest_ = returns_rest_ || (given_back && request.options.samples > Samples(0));
+      if (*tensor.id == plan_.lead_tensor) offered_this_step_ += pending->samples.value();
     }
-    pending->lapsed = IsPush(request.kind) && Lapses(tensor);
+    if (!request.out.empty() && request.kind != FrameKind::kReduce && !request.start) {
+      tensor.left_behind = false;  // with this the program gets the weights of now
+    }
     pending->ops = ops;
     pending_.emplace(id, std::move(pending));
   }
@@ -202,7 +209,11 @@ std::optional<Ticks> SessionImpl::Settle(Pending& pending, ChunkOp& op,
   if (reply.status == FrameStatus::kOldGeneration) {
     // No generation that is known there has this worker: it has no step to end.
     if (pending.kind == FrameKind::kBoundary) return std::nullopt;
-    if (reply.group == op.header.group && group_->IsWithoutSelf(reply.group_generation)) {
+    const bool ended = reply.group_generation == GroupGeneration(0);
+    const bool without = group_->IsWithoutSelf(reply.group_generation);
+    const bool past = op.header.group != group_->current().id;
+    if (past || ended || (without && group_->goes_over())) return LeaveBehind(pending, op);
+    if (reply.group == op.header.group && without) {
       const absl::Status left = absl::FailedPreconditionError(absl::StrCat(
           "worker '", options_.worker_name, "' has left its group, which goes on without it"));
       if (pending.status.ok()) pending.status = left;
@@ -251,9 +262,29 @@ std::optional<Ticks> SessionImpl::Settle(Pending& pending, ChunkOp& op,
   return std::nullopt;
 }
 
+std::optional<Ticks> SessionImpl::LeaveBehind(const Pending& pending, ChunkOp& op) {
+  const bool past = op.header.group != group_->current().id;
+  const bool lead = op.header.tensor == plan_.lead_tensor && op.header.chunk == ChunkIndex(0);
+  if (!past && IsPush(op.header.kind) && lead && !pending.lapsed) {
+    const uint64_t refused = std::min(offered_this_step_, pending.samples.value());
+    offered_this_step_ -= refused;
+    returns_rest_ = returns_rest_ || refused > 0;
+  }
+  if (!past) group_->GoOverAtOnce();
+  if (op.header.kind == FrameKind::kPushPull) {
+    BecomePull(op);
+    return Ticks(0);
+  }
+  // No sum of its old group will come any more.
+  if (op.header.kind == FrameKind::kReduce) std::fill(op.out.begin(), op.out.end(), std::byte{0});
+  return std::nullopt;
+}
+
 // The step that the group is in, where the owner said it, is begun after the next boundary.
 void SessionImpl::BecomePull(ChunkOp& op) {
-  if (op.reply.step > op.header.step) group_is_in_ = std::max(group_is_in_, op.reply.step);
+  const bool said = op.reply.status != FrameStatus::kOldGeneration &&
+                    op.header.group == group_->current().id && op.reply.step > op.header.step;
+  if (said) group_is_in_ = std::max(group_is_in_, op.reply.step);
   op.header.kind = FrameKind::kPull;
   op.header.samples = Samples(0);
   op.payload = {};

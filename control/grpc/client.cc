@@ -274,6 +274,12 @@ class GrpcControlClient final : public ControlClient {
     return Unary<Empty, v1::RemoveWorkerReply>(
         timeout, [&](auto* c, auto* out) { return operators_->RemoveWorker(c, in, out); });
   }
+  absl::StatusOr<OperatorReply> Ask(const MoveWorkerRequest& request, Ticks timeout) {
+    v1::MoveWorkerRequest in;
+    ToProto(request, &in);
+    return Unary<Empty, v1::MoveWorkerReply>(
+        timeout, [&](auto* c, auto* out) { return operators_->MoveWorker(c, in, out); });
+  }
 
   absl::StatusOr<OperatorReply> Ask(const CheckpointJobRequest& request, Ticks timeout) {
     v1::CheckpointJobRequest in;

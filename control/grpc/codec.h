@@ -100,6 +100,7 @@ PACELINE_CODEC(EventsQuery, v1::ListEventsRequest);
 PACELINE_CODEC(StopJobRequest, v1::StopJobRequest);
 PACELINE_CODEC(ProcessEndedRequest, v1::ProcessEndedRequest);
 PACELINE_CODEC(RemoveWorkerRequest, v1::RemoveWorkerRequest);
+PACELINE_CODEC(MoveWorkerRequest, v1::MoveWorkerRequest);
 PACELINE_CODEC(DrainServerRequest, v1::DrainServerRequest);
 PACELINE_CODEC(CheckpointJobRequest, v1::CheckpointJobRequest);
 PACELINE_CODEC(ResumeJobRequest, v1::ResumeJobRequest);

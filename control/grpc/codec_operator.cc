@@ -323,6 +323,22 @@ absl::Status FromProto(const v1::RemoveWorkerRequest& in, RemoveWorkerRequest* o
   return absl::OkStatus();
 }
 
+void ToProto(const MoveWorkerRequest& in, v1::MoveWorkerRequest* out) {
+  out->set_job(in.job);
+  out->set_worker(in.worker);
+  if (in.group) out->set_group(in.group->value());
+  out->set_reason(FreeText(in.reason));
+}
+
+absl::Status FromProto(const v1::MoveWorkerRequest& in, MoveWorkerRequest* out) {
+  PACELINE_RETURN_IF_ERROR(CheckName("job", in.job()));
+  PACELINE_RETURN_IF_ERROR(CheckName("worker", in.worker()));
+  PACELINE_RETURN_IF_ERROR(CheckText("reason", in.reason(), kMaxText));
+  *out = {in.job(), in.worker(), std::nullopt, in.reason()};
+  if (in.has_group()) out->group = GroupId(in.group());
+  return absl::OkStatus();
+}
+
 void ToProto(const std::vector<DecisionRecord>& in, v1::ListEventsReply* out) {
   AllToProto(in, out->mutable_events());
 }

@@ -272,6 +272,7 @@ void ToProto(const Plan& in, v1::Plan* out) {
   AllToProto(in.servers, out->mutable_servers());
   AllToProto(in.tensors, out->mutable_tensors());
   AllToProto(in.groups, out->mutable_groups());
+  out->set_next_group(in.next_group.value());
   out->set_lead_tensor(in.lead_tensor.value());
   out->set_init_writer(in.init_writer.value());
   out->set_move(in.move);
@@ -298,6 +299,7 @@ absl::Status FromProto(const v1::Plan& in, Plan* out) {
   out->reason = in.reason();
   out->term = Term(in.term());
   out->generation = JobGeneration(in.generation());
+  out->next_group = GroupId(in.next_group());
   out->lead_tensor = TensorId(in.lead_tensor());
   out->init_writer = NodeId(in.init_writer());
   out->move = in.move();

@@ -135,6 +135,7 @@ absl::Status FromProto(const v1::Metric& in, Metric* out) {
 }
 
 void ToProto(const WorkerReport& in, v1::WorkerReport* out) {
+  out->set_group(in.group.value());
   out->set_step(in.step.value());
   out->set_epoch(in.epoch.value());
   out->set_step_time_us(in.step_time_us);
@@ -153,6 +154,7 @@ absl::Status FromProto(const v1::WorkerReport& in, WorkerReport* out) {
   PACELINE_RETURN_IF_ERROR(CheckRange("wait_permille", in.wait_permille(), 0, 1000));
   PACELINE_RETURN_IF_ERROR(AllFromProto("metrics", in.metrics(), &out->metrics, kMaxLines));
   PACELINE_RETURN_IF_ERROR(LinesFromProto("links", in.links(), &out->links, kMaxLines));
+  out->group = GroupId(in.group());
   out->step = Step(in.step());
   out->epoch = Epoch(in.epoch());
   out->step_time_us = in.step_time_us();

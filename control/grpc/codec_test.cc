@@ -146,6 +146,8 @@ TEST(CodecTest, OperatorMessagesComeBackAsTheyWere) {
   ExpectRoundTrip<v1::ProcessEndedRequest>(ProcessEndedRequest{"", "server-0", 78, "code 1"});
   ExpectRoundTrip<v1::DrainServerRequest>(DrainServerRequest{"server-0", true});
   ExpectRoundTrip<v1::RemoveWorkerRequest>(RemoveWorkerRequest{"j", "w-1", "why"});
+  ExpectRoundTrip<v1::MoveWorkerRequest>(MoveWorkerRequest{"j", "w-1", GroupId(0), "why"});
+  ExpectRoundTrip<v1::MoveWorkerRequest>(MoveWorkerRequest{"j", "w-1", std::nullopt, ""});
   ExpectRoundTrip<v1::CheckpointJobRequest>(CheckpointJobRequest{"j", "/c"});
   ExpectRoundTrip<v1::ResumeJobRequest>(ResumeJobRequest{"j", "/c/1", samples::Manifest()});
 }

@@ -83,6 +83,7 @@ inline Plan WholePlan() {
   plan.waiting = "1 of 2";
   plan.fenced = {{NodeId(12), Incarnation(33)}};
   plan.withdrawn = true;
+  plan.next_group = GroupId(9);
   plan.moves = {{{TensorId(4), ChunkIndex(1)}, NodeId(1), NodeId(3)}};
   plan.restore_from = "/srv/checkpoints/a";
   plan.lineage = 3;
@@ -107,6 +108,7 @@ inline ServerReport Server() {
 
 inline WorkerReport Report() {
   WorkerReport report;
+  report.group = GroupId(13);
   report.step = Step(1);
   report.epoch = Epoch(2);
   report.step_time_us = 3;

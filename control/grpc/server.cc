@@ -260,6 +260,11 @@ class OperatorService final : public v1::Operator::CallbackService {
                                          v1::RemoveWorkerReply* out) override {
     return Operate<RemoveWorkerRequest, Empty>(context, *in, out);
   }
+  grpc::ServerUnaryReactor* MoveWorker(grpc::CallbackServerContext* context,
+                                       const v1::MoveWorkerRequest* in,
+                                       v1::MoveWorkerReply* out) override {
+    return Operate<MoveWorkerRequest, Empty>(context, *in, out);
+  }
   grpc::ServerUnaryReactor* CheckpointJob(grpc::CallbackServerContext* context,
                                           const v1::CheckpointJobRequest* in,
                                           v1::CheckpointReply* out) override {

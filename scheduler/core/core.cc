@@ -47,6 +47,7 @@ absl::Status Core::Impl::Recover(const std::vector<JournalEntry>& entries) {
       ended_before_.insert(id);
       continue;
     }
+    ExpectArrivals(id);
     for (const auto& [worker, account] : job.samples.accounts()) {
       const NodeRecord& record = node(worker);
       const bool gone = !record.live() || record.incarnation != account.holder;

@@ -111,6 +111,7 @@ Plan Core::Impl::PlanFor(const JobRecord& job, const NodeRecord& to) const {
   GroupPlans groups;
   for (const auto& [id, group] : job.groups) groups.push_back(group);
   plan.groups = WithKeysFor(to, std::move(groups));
+  plan.next_group = GroupId(job.next_group);
   plan.lead_tensor = job.lead_tensor;
   plan.init_writer = job.init_writer;
   plan.waiting = WaitingReason(job);
@@ -183,7 +184,8 @@ void Core::Impl::SendPrepare(const JobRecord& job, const Change& change, NodeId 
   Send(to, PrepareDirective{change.id, job.id, std::move(groups), change.reason});
 }
 
-// Leavers go first: who wants to leave must not wait until a joiner is ready to compute.
+// Leavers go first: who wants to leave must not wait until a joiner is ready to compute. Those that
+// change their group are next, for the same reason.
 void Core::Impl::ProposeChange(JobId id) {
   const JobRecord& running = job(id);
   JobRuntime& run = runtime(id);
@@ -205,7 +207,7 @@ void Core::Impl::ProposeChange(JobId id) {
   Change change;
   if (!run.leavers.empty()) {
     AddLeavers(running, change);
-  } else {
+  } else if (!AddMigrations(id, change)) {
     std::vector<const NodeRecord*> joiners;
     for (const NodeRecord* worker : LiveWorkers(id)) {
       if (grouped.count({worker->id, worker->incarnation}) == 0) joiners.push_back(worker);
@@ -300,7 +302,8 @@ void Core::Impl::AbortChange(JobId id, const std::string& reason) {
 
 void Core::Impl::CommitChange(JobId id) {
   JobRuntime& run = runtime(id);
-  Change change = run.plan.Commit();
+  const std::map<GroupId, GroupPlan> before = job(id).groups;
+  Change change = run.plan.Commit(before);
   Decide(scheduler::GroupsChanged{id, change.groups});
   for (const GroupPlan& group : change.groups) {
     Say(job(id).spec.name, "commit",
@@ -314,6 +317,7 @@ void Core::Impl::CommitChange(JobId id) {
   for (NodeId to : change.concerned) {
     Send(to, CommitDirective{change.id, id, WithKeysFor(node(to), change.groups), change.reason});
   }
+  CommitMigrations(id, change, before);
   for (NodeId leaver : change.leavers) {
     auto it = run.leavers.find(leaver);
     if (it == run.leavers.end()) continue;
@@ -338,13 +342,15 @@ void Core::Impl::FenceWorker(const NodeRecord& dead, const std::string& reason) 
   for (const auto& [group_id, group] : job(id).groups) {
     GroupPlan next = group;
     std::erase_if(next.members, [&](const Member& m) { return m.node == dead.id; });
-    if (next.members.size() == group.members.size()) continue;
+    const bool was_in = next.members.size() < group.members.size();
+    if (!was_in && !MayCountOn(group, dead.id)) continue;
     ++next.generation;  // in force at once: the activation step stays
     next.last_fence = next.generation;
     next.reason = reason;
     for (const Member& m : next.members) concerned.insert(m.node);
     groups.push_back(std::move(next));
   }
+  runtime(id).on_their_way.erase(dead.id);
   Say(job(id).spec.name, "fence", reason);
   Unsettle(id, dead.id);
   if (groups.empty()) return;

@@ -80,6 +80,13 @@ struct LastCut {
   Step step;
 };
 
+// A worker that is to go over to another group.
+struct Migration {
+  std::optional<GroupId> to;  // none: a group of its own
+  std::string reason;
+  std::optional<RequestId> request;  // who waits for it
+};
+
 struct Fence {
   FenceDirective directive;
   std::set<NodeId> awaited;
@@ -93,6 +100,9 @@ struct WorkerSeen {
 struct JobRuntime {
   PlanMachine plan;
   std::map<NodeId, RequestId> leavers;
+  std::map<NodeId, Migration> migrations;  // to be agreed
+  // Workers of which it is agreed and that have not arrived: groups that may still count on them.
+  std::map<NodeId, std::set<GroupId>> on_their_way;
   std::map<NodeId, PendingRegistration> registrations;
   std::vector<Waiting> waiting;
   std::map<std::string, std::map<NodeId, RequestId>> barriers;
@@ -215,6 +225,20 @@ class Core::Impl {
   void SendPlan(const JobRecord& job, NodeId to);
   void SendPlanToAll(JobId id);
   void SendOpenWork(const JobRecord& job, const NodeRecord& to);
+
+  // ---- core_migration.cc: workers that change their group
+  void On(RequestId request, MoveWorkerRequest& body);
+  absl::Status Migrate(JobId id, NodeId worker, scheduler::Migration migration);
+  absl::Status CheckMigration(const JobRecord& job, const NodeRecord& worker,
+                              const std::optional<GroupId>& to) const;
+  void DropMigration(JobId id, NodeId worker, const absl::Status& status);
+  bool AddMigrations(JobId id, scheduler::Change& change);
+  uint64_t StepsBefore(const JobRecord& job, GroupId from, GroupId to) const;
+  void CommitMigrations(JobId id, const scheduler::Change& change,
+                        const std::map<GroupId, GroupPlan>& before);
+  void ArriveIfReported(const NodeRecord& worker);
+  void ExpectArrivals(JobId id);
+  bool MayCountOn(const GroupPlan& group, NodeId worker) const;
 
   // ---- core_tensors.cc: tensors, optimizer, barriers, acks
   void On(const NodeRecord& from, RequestId request, Heartbeat& body);

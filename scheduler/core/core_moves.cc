@@ -71,9 +71,9 @@ bool Core::Impl::MayMove(const JobRecord& job) const {
   auto found = runtimes_.find(job.id);
   if (found == runtimes_.end()) return false;
   const JobRuntime& run = found->second;
-  if (run.plan.change() || !run.leavers.empty() || !run.cuts.empty() || !run.fences.empty()) {
-    return false;
-  }
+  const bool changes = run.plan.change() || !run.leavers.empty() || !run.migrations.empty() ||
+                       !run.on_their_way.empty();
+  if (changes || !run.cuts.empty() || !run.fences.empty()) return false;
   for (const auto& [id, group] : job.groups) {
     for (const Member& m : group.members) {
       auto session = sessions_.find(m.node);

@@ -318,6 +318,8 @@ void Core::Impl::On(const NodeRecord& from, RequestId request, LeaveRequest& bod
       Refuse(std::exchange(it->second, request),
              absl::AbortedError("leave: superseded by a retry"));
     }
+    DropMigration(leaver.job, leaver.id,
+                  absl::AbortedError(absl::StrCat("worker ", leaver.name, " leaves the job")));
     ReleaseBarriers(leaver.job);
     return ProposeChange(leaver.job);
   }
@@ -351,6 +353,7 @@ void Core::Impl::ForgetWaiting(JobId id, NodeId gone) {
     Refuse(request_of(it->second), status);
     by_node.erase(it);
   };
+  DropMigration(id, gone, status);
   drop(run.leavers, [](RequestId r) { return r; });
   drop(run.registrations, [](const auto& r) { return r.request; });
   drop(run.draws, [](const auto& r) { return r.request; });
@@ -378,6 +381,9 @@ void Core::Impl::RefuseAllOf(JobId id, const absl::Status& status) {
   for (const auto& [n, request] : std::exchange(run.leavers, {})) {
     Decide(scheduler::NodeGone{node(n).ref(), false});
     Answer(request, NodeReply(Empty()));
+  }
+  for (const auto& [n, m] : std::exchange(run.migrations, {})) {
+    if (m.request) Refuse(*m.request, status);
   }
   for (const auto& [n, r] : std::exchange(run.registrations, {})) Refuse(r.request, status);
   for (const auto& [n, r] : std::exchange(run.draws, {})) Refuse(r.request, status);

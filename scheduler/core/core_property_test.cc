@@ -90,7 +90,13 @@ class RandomRun {
 
   void Act() {
     const std::string name = NameOf(Below(kWorkers + 2));
-    const uint64_t action = Below(13);
+    const uint64_t action = Below(14);
+    if (action == 13) {
+      std::optional<GroupId> to;
+      if (Below(4) > 0) to = GroupId(static_cast<uint32_t>(Below(4)));
+      c_.Feed(OperatorEvent{RequestId(~uint64_t{0}), MoveWorkerRequest{"job", name, to, ""}});
+      return;
+    }
     if (action == 12) {
       // Draining the last one is refused.
       c_.Feed(OperatorEvent{RequestId(~uint64_t{0}),

@@ -157,6 +157,7 @@ void Core::Impl::StoreWorkerReport(NodeId id, WorkerReport report) {
     session.rate_base = applied;
   }
   session.worker = std::move(report);
+  ArriveIfReported(node(id));
 }
 
 void Core::Impl::On(const NodeRecord& from, RequestId request, WorkerReport& body) {

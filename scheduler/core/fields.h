@@ -96,8 +96,8 @@ void Fields(A& a, Is<Metric> auto& v) {
 }
 template <typename A>
 void Fields(A& a, Is<WorkerReport> auto& v) {
-  a(v.step, v.epoch, v.step_time_us, v.wait_permille, v.drawn, v.applied, v.discarded, v.returned,
-    v.bytes_in, v.bytes_out, v.metrics, v.links);
+  a(v.group, v.step, v.epoch, v.step_time_us, v.wait_permille, v.drawn, v.applied, v.discarded,
+    v.returned, v.bytes_in, v.bytes_out, v.metrics, v.links);
 }
 template <typename A>
 void Fields(A& a, Is<JoinRequest> auto& v) {
@@ -172,6 +172,10 @@ void Fields(A& a, Is<ProcessEndedRequest> auto& v) {
 template <typename A>
 void Fields(A& a, Is<RemoveWorkerRequest> auto& v) {
   a(v.job, v.worker, v.reason);
+}
+template <typename A>
+void Fields(A& a, Is<MoveWorkerRequest> auto& v) {
+  a(v.job, v.worker, v.group, v.reason);
 }
 template <typename A>
 void Fields(A& a, Is<DrainServerRequest> auto& v) {

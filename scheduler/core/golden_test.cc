@@ -10,6 +10,7 @@
 //   counted WORKER APPLIED UPDATES (what owners say with their parts of cuts from now on)
 //   checkpoint-job JOB | adopted WORKER LINEAGE [EPOCH BEGIN END] | resume JOB PATH [step=S]
 //   [epoch=E] [position=P] [samples=N] [lineage=L] | manifest (the newest, in short)
+//   move WORKER GROUP|new | in WORKER GROUP STEP [us=STEP-TIME] (a report)
 //   Options of worker: every=STEPS dir=DIR keep=N loss=stop
 #include <gtest/gtest.h>
 
@@ -159,6 +160,12 @@ class Script {
       report.step = paceline::Step(Number(w[1]));
       c_.applied_by_all({{GroupId(0), report.step}});
       Ask(w[0], std::move(report));
+    } else if (command == "in") {
+      WorkerReport report;
+      report.group = GroupId(static_cast<uint32_t>(Number(w[1])));
+      report.step = paceline::Step(Number(w[2]));
+      report.step_time_us = static_cast<uint32_t>(Number(Option(w, "us", "0")));
+      Ask(w[0], std::move(report));
     } else if (command == "adopted") {
       AdoptedRequest request;
       request.lineage = static_cast<uint32_t>(Number(w[1]));
@@ -182,6 +189,13 @@ class Script {
   bool Operators(const std::string& command, const Words& w) {
     if (command == "stop") {
       c_.Operate(StopJobRequest{w[0], true, "asked"});
+    } else if (command == "move") {
+      MoveWorkerRequest request{"job", w[0], std::nullopt, ""};
+      if (w[1] != "new") request.group = GroupId(static_cast<uint32_t>(Number(w[1])));
+      const RequestId id(1'000'000 + ++moves_);
+      c_.Feed(OperatorEvent{id, std::move(request)});
+      absl::StrAppend(&out_, "reply: ", c_.Answered(id) ? c_.StatusOf(id).ToString() : "waits",
+                      "\n");
     } else if (command == "checkpoint-job") {
       const absl::Status status = c_.TryOperate(CheckpointJobRequest{w[0], ""});
       absl::StrAppend(&out_, "reply: ", status.ToString(), "\n");
@@ -228,6 +242,7 @@ class Script {
 
   ClusterForTest c_;
   uint32_t last_index_ = 0;
+  uint64_t moves_ = 0;
   std::string out_;
 };
 

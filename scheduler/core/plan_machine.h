@@ -1,6 +1,6 @@
 // The two phases of a change of membership of one job: prepare -> acks of the nodes concerned ->
-// commit with an activation step that nobody can have begun, kActivationMargin above every acked
-// step. One change at a time; only an uncommitted one may be superseded or aborted.
+// commit with activation steps that nobody can have begun, each kActivationMargin above every acked
+// step of its group. One change at a time; only an uncommitted one may be superseded or aborted.
 // Thread rule: one thread owns it.
 #pragma once
 
@@ -24,8 +24,9 @@ struct Change {
   std::set<NodeId> awaited;
   std::set<NodeId> leavers;
   std::set<NodeId> joiners;
-  Step max_acked;
-  bool acked = false;
+  std::set<NodeId> movers;            // from one group to another
+  std::map<GroupId, uint64_t> later;  // steps to leave before the activation, beyond the margin
+  std::map<NodeId, Step> acked;
   std::string reason;
 };
 
@@ -40,19 +41,25 @@ class PlanMachine {
   // True when every node concerned has acked.
   bool Ack(uint64_t id, NodeId node, Step step) {
     if (!change_ || change_->id != id || change_->awaited.erase(node) == 0) return false;
-    change_->max_acked = std::max(change_->max_acked, step);
+    change_->acked[node] = step;
     return change_->awaited.empty();
   }
-  // The change to commit, its activation steps beyond what the acks allow to begin, and above those
-  // in force.
-  Change Commit() {
+  // The change to commit: the activation step of each group is beyond what the acks of those who
+  // are in it (`in_place`) allow to begin, and above the one in force. Steps of two groups have
+  // nothing to do with each other: who comes from another group says nothing about this one's.
+  Change Commit(const std::map<GroupId, GroupPlan>& in_place) {
     Change change = *std::move(change_);
     change_.reset();
     for (GroupPlan& group : change.groups) {
-      group.activation_step =
-          std::max(group.activation_step, change.max_acked + Step(kActivationMargin));
+      const auto before = in_place.find(group.id);
+      const Step earliest =
+          MaxAcked(change, before == in_place.end() ? group : before->second) +
+          Step(kActivationMargin + (change.later.contains(group.id) ? change.later[group.id] : 0));
+      group.activation_step = std::max(group.activation_step, earliest);
       for (Member& member : group.members) {
-        if (change.joiners.contains(member.node)) member.first_step = group.activation_step;
+        const bool arrives =
+            change.joiners.contains(member.node) || change.movers.contains(member.node);
+        if (arrives) member.first_step = group.activation_step;
       }
     }
     return change;
@@ -64,6 +71,15 @@ class PlanMachine {
   }
 
  private:
+  static Step MaxAcked(const Change& change, const GroupPlan& group) {
+    Step highest;
+    for (const Member& member : group.members) {
+      const auto acked = change.acked.find(member.node);
+      if (acked != change.acked.end()) highest = std::max(highest, acked->second);
+    }
+    return highest;
+  }
+
   std::optional<Change> change_;
 };
 

@@ -118,6 +118,10 @@ absl::StatusOr<std::unique_ptr<Session>> ChainCluster::Connect(const JobSpec& jo
   return Session::Connect(OptionsFor(job, index), NewControl(), NewTransport());
 }
 
+absl::Status ChainCluster::Operate(const OperatorRequest& request) {
+  return operator_->Operate(request, kPatience).status();
+}
+
 JobView ChainCluster::View(const std::string& job) {
   auto reply = operator_->Operate(StatusQuery{job}, kPatience);
   EXPECT_TRUE(reply.ok()) << reply.status();

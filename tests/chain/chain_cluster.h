@@ -73,6 +73,8 @@ class ChainCluster {
   absl::StatusOr<std::unique_ptr<Session>> Connect(const JobSpec& job, uint32_t index);
   SessionOptions OptionsFor(const JobSpec& job, uint32_t index) const;
 
+  // What pacelinectl asks for.
+  absl::Status Operate(const OperatorRequest& request);
   // What pacelinectl shows.
   JobView View(const std::string& job);
   std::vector<DecisionRecord> Events(const std::string& job);

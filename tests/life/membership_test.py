@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Workers join, leave, die and come back. Every step of every probe checks each weight (probe_worker.cc)."""
 
+import re
 import signal
+import threading
 import time
 
 import harness
@@ -66,6 +68,68 @@ class Leaving(harness.ClusterTest):
         self.assertEqual(self.cluster.wait("refused"), 4)
         self.assertIn("job nosuchjob does not run in this cluster", self.cluster.text("refused"))
         self.stop("w0", "w1")
+
+
+class Moving(harness.ClusterTest):
+    """From one group to another; probes check every weight of every step."""
+
+    def test_one_goes_over_and_back_and_nobody_stops(self):
+        names = [f"w{i}" for i in range(4)]
+        for i, name in enumerate(names):
+            self.cluster.start_probe(name, 4, "--groups=2,2", f"--index={i}")
+        self.cluster.until_step(names, 50)
+        begin = time.monotonic()
+        for group, sizes in ((1, (1, 3, 3, 3)), (0, (2, 2, 2, 2))):
+            reply = self.cluster.ctl("move", "job", "w1", f"--group={group}", "--reason=a test")
+            self.assertEqual(reply.returncode, 0, reply.stderr)
+            for name, size in zip(names, sizes):
+                self.cluster.until_members([name], size)
+            step = {name: len(self.cluster.steps(name)) for name in names}
+            until(lambda: all(len(self.cluster.steps(n)) > step[n] + 20 for n in names), "20 steps of each")
+            members = {g["group"]: g["members"] for g in self.cluster.ask("groups")["groups"]}
+            self.assertEqual(len(members[group]), sizes[1], members)
+        # Nobody waited: no failure timeout is in any step.
+        for name in names:
+            self.assertLess(self.cluster.longest_gap(name, begin), FAILURE_TIMEOUT_S)
+        self.assertEqual(self.cluster.events("fence"), [])
+        self.assertTrue(any("w1 goes from group 0 before step" in e for e in self.cluster.events("migrate")))
+        self.stop(*names)
+
+    def test_a_group_ends_with_its_last_member_and_a_new_one_begins(self):
+        for i in range(2):
+            self.cluster.start_probe(f"w{i}", 2, "--groups=per-worker", f"--index={i}")
+        self.cluster.until_step(["w0", "w1"], 10)
+        # Group 0 ends with its last member.
+        self.assertEqual(self.cluster.ctl("move", "job", "w0", "--group=1").returncode, 0)
+        self.cluster.until_members(["w0", "w1"], 2)
+        self.assertEqual(self.cluster.ctl("move", "job", "w0", "--group=new").returncode, 0)
+        self.cluster.until_members(["w0", "w1"], 1)
+        self.assertEqual(self.cluster.ctl("move", "job", "w0", "--group=new").returncode, 1)
+        self.assertEqual(self.cluster.ctl("move", "job", "w0", "--group=7").returncode, 4)
+        self.assertEqual(self.cluster.ctl("move", "job", "w9", "--group=1").returncode, 4)
+        self.assertEqual(self.cluster.ctl("move", "job", "w0", "--group=one").returncode, 2)
+        self.stop("w0", "w1")
+
+    def test_it_is_killed_on_its_way_and_both_groups_go_on(self):
+        names = [f"w{i}" for i in range(4)]
+        for i, name in enumerate(names):
+            self.cluster.start_probe(name, 4, "--groups=2,2", f"--index={i}")
+        self.cluster.until_step(names, 20)
+        self.cluster.kill("w1", signal.SIGSTOP)
+        move = threading.Thread(target=lambda: self.cluster.ctl("move", "job", "w1", "--group=1"))
+        move.start()
+        until(lambda: self.cluster.events("prepare"), "the change to be proposed")
+        self.cluster.kill("w1", signal.SIGCONT)
+        until(lambda: self.cluster.events("migrate")[1:], "it to be agreed")
+        self.cluster.kill("w1")
+        killed = time.monotonic()
+        move.join()
+        others = ["w0", "w2", "w3"]
+        steps = {name: len(self.cluster.steps(name)) for name in others}
+        until(lambda: all(len(self.cluster.steps(n)) > steps[n] + 20 for n in others), "20 steps of each")
+        for name in others:
+            self.assertLess(self.cluster.longest_gap(name, killed), FAILURE_TIMEOUT_S + 1 + SLACK_S)
+        self.stop(*others)
 
 
 class Dying(harness.ClusterTest):
@@ -166,6 +230,30 @@ class Training(harness.ClusterTest):
         self.assertEqual(len(accuracy), 4)
         self.assertEqual(len(set(accuracy.values())), 1, "all workers end with the same weights")
         self.assertGreater(min(accuracy.values()), 0.75)
+
+    def test_one_goes_over_to_another_group_and_no_sample_is_lost(self):
+        logs = [self.cluster.folder / f"steps-{index}" for index in range(4)]
+        for index in range(4):
+            self.cluster.start_worker(index, 4, "--groups=2,2", "--epochs=1", f"--step-log={logs[index]}")
+        until(lambda: self.cluster.group_step(0) >= 20 and self.cluster.group_step(1) >= 20, "20 steps of each")
+        begin = time.monotonic()
+        reply = self.cluster.ctl("move", "job", "w1", "--group=1")
+        self.assertEqual(reply.returncode, 0, reply.stderr)
+        self.ends_well("w0", "w1", "w2", "w3")
+        job = self.samples_are_accounted_for(self.SAMPLES)
+        self.assertEqual(job["samples_discarded"], 0)
+        for log in logs:
+            ends = [int(at) / 1e6 for at in re.findall(r"at_us=(\d+)", log.read_text())]
+            gap = max(b - a for a, b in zip(ends, ends[1:]) if b > begin)
+            self.assertLess(gap, FAILURE_TIMEOUT_S, log)
+        self.assertIn("members=3", logs[1].read_text())
+        self.assertIn("members=1", logs[0].read_text())
+        for group in self.cluster.ask("staleness")["by_group"]:
+            self.assertEqual(group["sum"], group["formula_sum"], group)
+        accuracy = [m["value"] for m in job["metrics"] if m["name"] == "test_accuracy"]
+        self.assertEqual(len(accuracy), 4)
+        self.assertEqual(len(set(accuracy)), 1, "all workers end with the same weights")
+        self.assertGreater(min(accuracy), 0.75)
 
     def test_one_is_killed_and_one_stopped_and_no_sample_is_lost(self):
         for index in range(3):

@@ -84,8 +84,11 @@ absl::StatusOr<bool> TrainingLoop::TrainStep() {
   ComputeGradient(batch);
   PACELINE_RETURN_IF_ERROR(Exchange(Samples(batch.indices.size())));
   const Step step = session_.step();
+  const GroupId group = session_.group();
   PACELINE_RETURN_IF_ERROR(session_.AtStepBoundary());
   LogStep(step);
+  // In another group it goes on from that one's weights.
+  if (session_.group() != group) PACELINE_RETURN_IF_ERROR(PullAll());
   ++result_.steps;
   result_.samples += Samples(batch.indices.size());
   Report(last_);
@@ -182,7 +185,7 @@ absl::Status TrainingLoop::WaitForOthers() {
       std::async(std::launch::async, [this] { return session_.Barrier("trained"); });
   for (auto& tensor : gradients_) tensor.assign(tensor.size(), 0.0f);
   while (all_finished.wait_for(kFinishPoll) != std::future_status::ready) {
-    if (spec.deterministic || session_.group_size() <= 1 || gradients_.empty()) continue;
+    if (spec.deterministic || session_.alone() || gradients_.empty()) continue;
     PACELINE_RETURN_IF_ERROR(Exchange(Samples(0)));
     PACELINE_RETURN_IF_ERROR(session_.AtStepBoundary());
   }

@@ -242,6 +242,7 @@ class LocalSession final : public Session {
   Step step() const override { return step_; }
   JobSpec spec() const override { return spec_; }
   uint32_t group_size() const override { return group_; }
+  bool alone() const override { return group_ <= 1; }
   GroupId group() const override { return GroupId(0); }
   SessionCounters counters() const override { return {}; }
 
