@@ -228,14 +228,35 @@ bool ParameterShard::IsAtHold() const {
     if (!IsHeld(key)) return false;
   }
   for (const auto& [group, through] : *hold_) {
-    const GroupTable::Generation* const generation = groups_->InForce(group, through);
-    if (generation == nullptr) continue;
-    for (const Member& member : generation->plan->members) {
-      if (groups_->IsCovered(group, member, through)) continue;
-      if (verdicts_->FateOf({group, through}, RefOf(member)) != Fate::kOut) return false;
-    }
+    if (!IsPast(group, through)) return false;
   }
   return true;
+}
+
+// All members are, but for those that the verdict left out; or as many as close the rounds after
+// it, which would else wait for the rest.
+bool ParameterShard::IsPast(GroupId group, Step step) const {
+  const GroupTable::Generation* const generation = groups_->InForce(group, step);
+  if (generation == nullptr) return true;
+  size_t past = 0;
+  bool all = true;
+  for (const Member& member : generation->plan->members) {
+    if (groups_->IsCovered(group, member, step) || IsInLaterStep(group, step, RefOf(member))) {
+      ++past;
+    } else {
+      all = all && verdicts_->FateOf({group, step}, RefOf(member)) == Fate::kOut;
+    }
+  }
+  return all || (verdicts_->in_use() && past >= verdicts_->Needed(*generation->plan));
+}
+
+// One that was late for `step` and carried on goes on in a later one without a Boundary.
+bool ParameterShard::IsInLaterStep(GroupId group, Step step, NodeRef member) const {
+  auto it = rounds_.lower_bound({group, step + Step(1), Ordinal(0)});
+  for (; it != rounds_.end() && it->first.group == group; ++it) {
+    if (it->second.Has(member)) return true;
+  }
+  return false;
 }
 
 void ParameterShard::Release(Ticks now, Replies* replies) {

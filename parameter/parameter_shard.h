@@ -115,7 +115,9 @@ class ParameterShard {
 
   // ---- Cuts. While held, rounds of a group above its step (all, without one) wait whole.
   void Hold(const std::map<GroupId, Step>& through);
-  // Every held step is in: the members are past it and no round up to it is open.
+  // Every held step is in: no round up to it is open, and its members are past it. Under a quorum
+  // those that close a round are enough: what one that is in the push sends to it alone from then
+  // on is in no copy, as at its death.
   bool IsAtHold() const;
   void Release(Ticks now, Replies* replies);
   ShardSnapshot Snapshot() const;
@@ -178,6 +180,8 @@ class ParameterShard {
   void FinishPart(Round& round, size_t position, OpenOperation& open);
   void Settle(GroupId group, Ticks now, Replies* replies);
   bool IsHeld(const RoundKey& key) const;
+  bool IsPast(GroupId group, Step step) const;
+  bool IsInLaterStep(GroupId group, Step step, NodeRef member) const;
   // What the verdict on the push leaves out has left its round; false: there is none yet.
   bool TakeVerdict(const RoundKey& key, Round& round, Replies* replies);
   void TellLate(const Operation& operation, Replies* replies);

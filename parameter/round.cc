@@ -39,6 +39,13 @@ bool Round::empty() const {
                      [](const Contributor& c) { return c.part == Part::kAbsent; });
 }
 
+bool Round::Has(NodeRef member) const {
+  for (size_t i = 0; i < contributors_.size(); ++i) {
+    if (RefOf(group_->members[i]) == member) return contributors_[i].part != Part::kAbsent;
+  }
+  return false;
+}
+
 bool Round::IsDone(size_t position, const GroupTable& groups, GroupId group, Step step) const {
   const Part part = contributors_[position].part;
   if (part == Part::kAbsent) return groups.IsCovered(group, group_->members[position], step);

@@ -73,7 +73,8 @@ class Round {
 
   // What the member sent is out of the round, as if it had not come.
   void Leave(size_t position);
-  bool empty() const;  // nothing came, or all of it left
+  bool empty() const;              // nothing came, or all of it left
+  bool Has(NodeRef member) const;  // something came of it
 
   // Nobody's contribution is outstanding at `step`; nobody's of those that `verdict`, unless it is
   // null, has in the push.

@@ -82,8 +82,9 @@ class Router : public FrameSink, public KeyStore {
 
   // Phase 1 of a cut: holds every step of the job above what is applied or decided, answers per
   // group that has applied any. Phase 2: lets each group run to `steps`, copies each chunk when its
-  // group's members have all sent the Boundary of that step (until then more of it may come),
-  // releases, hands the copies over. Aborted by a fence, a shard that moves, another cut.
+  // group's members, or under a quorum as many as close a round, have sent the Boundary of that
+  // step (until then more of it may come), releases, hands the copies over. Aborted by a fence, a
+  // shard that moves, another cut.
   virtual void CutCollect(JobId job, std::function<void(std::map<GroupId, Step>)> done) = 0;
   virtual void CutAt(JobId job, const std::map<GroupId, Step>& steps,
                      std::function<void(absl::StatusOr<std::vector<ChunkSnapshot>>)> done) = 0;

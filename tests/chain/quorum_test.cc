@@ -184,6 +184,40 @@ TEST(QuorumTest, ACheckpointDoesNotWaitForOneThatStopped) {
   std::filesystem::remove_all(directory);
 }
 
+// It is in the last push before the cut, and never says that its step is over.
+TEST(QuorumTest, ACheckpointDoesNotWaitForOneThatStoppedInItsStep) {
+  const std::string directory = testing::TempDir() + "chain-in-step-" + std::to_string(getpid());
+  ChainCluster cluster(2);
+  const JobSpec job = QuorumJob("in-step", Late::kCarry);
+  Signal cut;
+  std::atomic<int> ready{0};
+  RunWorkers(4, [&](uint32_t index) -> absl::Status {
+    PACELINE_ASSIGN_OR_RETURN(auto session, cluster.Connect(job, index));
+    PACELINE_ASSIGN_OR_RETURN(TensorId tensor, PrepareTensor(*session, kElements, 0.0f));
+    std::vector<float> weights(kElements);
+    if (index == kSlow) {  // the rest wait for what it pushes: three are a quorum
+      PACELINE_RETURN_IF_ERROR(PushPullAll(*session, tensor, 1.0f, weights, Samples(1)).status());
+      ++ready;
+      cut.Wait();
+      PACELINE_RETURN_IF_ERROR(session->AtStepBoundary());
+      return session->Leave("done");
+    }
+    if (index == 2) {  // is late for the push, and for nothing else
+      while (ready < 3) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    PACELINE_RETURN_IF_ERROR(TrainSteps(*session, tensor, kElements, 1));
+    ++ready;
+    if (index == 0) {
+      PACELINE_RETURN_IF_ERROR(session->Checkpoint(directory).status());
+      cut.Set();
+    }
+    while (!cut.is_set()) PACELINE_RETURN_IF_ERROR(TrainSteps(*session, tensor, kElements, 1));
+    return session->Leave("done");
+  });
+  EXPECT_TRUE(std::filesystem::exists(directory));
+  std::filesystem::remove_all(directory);
+}
+
 absl::StatusOr<OperationHandle> Push(Session& session, TensorId tensor, float value,
                                      std::vector<float>& gradient, std::vector<float>& weights) {
   std::fill(gradient.begin(), gradient.end(), value);
