@@ -3,10 +3,11 @@
 
 import pathlib
 import re
-import subprocess
+import sys
 import unittest
 
-from harness import clean_environment, main, program
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # tests/
+from harness import main, run_program
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Section of docs/configuration.md -> the program whose --help lists the same keys.
@@ -19,8 +20,7 @@ SHARED = {"--config", "--set", "--print-config", "--help, --version"}
 
 
 def help_of(command):
-    return subprocess.run([program(command[0]), *command[1:], "--help"], env=clean_environment(), check=True,
-                          capture_output=True, text=True).stdout
+    return run_program(*command, "--help").stdout
 
 
 def flags_of(text):
@@ -90,4 +90,4 @@ class DocsTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_once=1)

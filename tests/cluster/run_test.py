@@ -6,10 +6,13 @@ import pathlib
 import re
 import signal
 import subprocess
+import sys
 import unittest
 
 from evaluate import evaluate
-from harness import (TRAINING_SAMPLES, Cluster, clean_environment, main, program, run_job, temporary_folder, until)
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # tests/
+from harness import (TRAINING_SAMPLES, Cluster, clean_environment, main, program, run_job, run_program,
+                     temporary_folder, until)
 
 NUMBER = (int, float)
 SUMMARY = {
@@ -169,8 +172,7 @@ class OneClusterTest(unittest.TestCase):
         self.folder = self.cluster.folder
 
     def stop(self, job):
-        return subprocess.run([program("pacelinectl"), "stop", job, "--reason=for a test",
-                               f"--scheduler={self.cluster.address}"], env=clean_environment(), capture_output=True)
+        return self.cluster.ctl("stop", job, "--reason=for a test")
 
     def start_job(self, job, *arguments, output=None):
         return subprocess.Popen(
@@ -229,8 +231,8 @@ class OneClusterTest(unittest.TestCase):
         worker = ("--", "paceline-worker", "--max-steps=150")
         expected = {}
         for job, flags in jobs.items():
-            subprocess.run([program("paceline-worker"), "--standalone=3", "--max-steps=150", f"--save=alone-{job}", *flags],
-                           cwd=self.folder, env=clean_environment(), check=True, stdout=subprocess.DEVNULL)
+            run_program("paceline-worker", "--standalone=3", "--max-steps=150", f"--save=alone-{job}", *flags,
+                        folder=self.folder)
             expected[job] = (self.folder / f"alone-{job}").read_bytes()
         self.assertEqual(len(set(expected.values())), 3)
 
@@ -263,4 +265,4 @@ class OneClusterTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_once=1)

@@ -5,15 +5,15 @@ For each row: the exit code, one error line that names the thing, the value and 
 """
 
 import gzip
-import os
 import pathlib
 import shutil
 import socket
-import subprocess
+import sys
 import unittest
 
 from evaluate import FASHION_MNIST
-from harness import Cluster, clean_environment, main, program, temporary_folder
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # tests/
+from harness import Cluster, main, run_program, temporary_folder
 
 USAGE, FAILED, UNREACHABLE, NO_JOB = 2, 1, 3, 4
 
@@ -162,8 +162,7 @@ class WrongInputTest(unittest.TestCase):
     def check(self, line, code, parts, variables={}):
         words = line.format(**self.ports).split(" ")
         before = tree(self.folder)
-        done = subprocess.run([program(words[0]), *words[1:]], cwd=self.folder, env=clean_environment(**variables),
-                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        done = run_program(*words, folder=self.folder, variables=variables)
         self.assertEqual(done.returncode, code, done.stderr)
         errors = [text for text in done.stderr.splitlines() if text.startswith(f"{words[0]}: ")]
         self.assertEqual(len(errors), 1, done.stderr)
@@ -193,9 +192,7 @@ class WrongInACluster(unittest.TestCase):
         self.cluster.start_scheduler()
 
     def run_program(self, name, *arguments):
-        done = subprocess.run([program(name), *arguments, f"--scheduler={self.cluster.address}"],
-                              cwd=self.cluster.folder, env=clean_environment(), stdin=subprocess.DEVNULL,
-                              capture_output=True, text=True, timeout=60)
+        done = run_program(name, *arguments, f"--scheduler={self.cluster.address}", folder=self.cluster.folder)
         return done.returncode, done.stderr
 
     def test_a_job_that_nobody_knows(self):
@@ -222,4 +219,4 @@ class WrongInACluster(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    main()
+    main(at_once=1)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import rules  # noqa: E402
+import rules
 
 TABLE_BEGIN = "<!-- include table: begin -->"
 TABLE_END = "<!-- include table: end -->"

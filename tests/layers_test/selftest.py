@@ -9,7 +9,7 @@ import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import layers_test  # noqa: E402
+import layers_test
 
 TABLE = """
 <!-- include table: begin -->

@@ -9,6 +9,7 @@ import re
 import signal
 import struct
 import subprocess
+import sys
 import time
 
 import numpy as np
@@ -18,11 +19,11 @@ try:
 except ImportError:  # not among the distribution's packages
     library_load_file = None
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # tests/
 import harness
-from harness import FAILURE_TIMEOUT_S, SLACK_S, until
+from harness import FAILURE_TIMEOUT_S, SLACK_S, TRAINING_SAMPLES, run_program, until
 
 KILLS = int(os.environ.get("PACELINE_CHECKPOINT_KILLS", "3"))
-TRAINING_SAMPLES = 55_000
 
 
 def load_file(path):
@@ -70,12 +71,9 @@ class Taken(harness.ClusterTest):
         return self.cluster.folder / "checkpoints"
 
     def listed(self):
-        reply = self.cluster_ctl("checkpoint", "list", str(self.directory()), "--json")
+        reply = run_program("pacelinectl", "checkpoint", "list", str(self.directory()), "--json")
         found = json.loads(reply.stdout)["checkpoints"] if reply.returncode == 0 else []
         return [c for c in found if c["whole"]]  # one more may be under way
-
-    def cluster_ctl(self, *arguments):
-        return subprocess.run([str(harness.BIN / "pacelinectl"), *arguments], capture_output=True, text=True)
 
     def train(self, workers, *flags):
         for i in range(workers):
@@ -97,21 +95,21 @@ class Taken(harness.ClusterTest):
         steps = manifest["steps"][0]["step"]
         self.assertEqual({c.split(" samples")[0] for c in counts.values()},
                          {f"lineage=0 version={steps} updates={steps}"})
-        verified = self.cluster_ctl("checkpoint", "verify", path)
+        verified = run_program("pacelinectl", "checkpoint", "verify", path)
         self.assertEqual(verified.returncode, 0, verified.stderr)
-        shown = json.loads(self.cluster_ctl("checkpoint", "show", path, "--json").stdout)
+        shown = json.loads(run_program("pacelinectl", "checkpoint", "show", path, "--json").stdout)
         self.assertEqual(shown["step"], steps)
         # One changed byte is found and named.
         part = next(pathlib.Path(path).glob("part-*"))
         data = bytearray(part.read_bytes())
         data[-1] ^= 1
         part.write_bytes(data)
-        verified = self.cluster_ctl("checkpoint", "verify", path)
+        verified = run_program("pacelinectl", "checkpoint", "verify", path)
         self.assertEqual(verified.returncode, 1)
         self.assertIn(part.name, verified.stderr)
 
     def test_what_cannot_be_done_says_what_to_do(self):
-        self.assertIn("no checkpoint", self.cluster_ctl("checkpoint", "list", "/").stderr)
+        self.assertIn("no checkpoint", run_program("pacelinectl", "checkpoint", "list", "/").stderr)
         self.assertEqual(self.cluster.ctl("checkpoint", "nobody").returncode, 4)
         self.cluster.start_worker(0, 1, "--epochs=100")
         until(lambda: self.cluster.group_step(0) >= 2, "the job to train")
@@ -236,8 +234,7 @@ class Killed(harness.ClusterTest):
     SERVERS = 0
 
     def newest(self):
-        reply = subprocess.run([str(harness.BIN / "pacelinectl"), "checkpoint", "verify", str(self.directory),
-                                "--json"], capture_output=True, text=True)
+        reply = run_program("pacelinectl", "checkpoint", "verify", str(self.directory), "--json")
         found = json.loads(reply.stdout)["checkpoints"] if reply.stdout else []
         self.assertEqual([c for c in found if c["state"] == "damaged"], [], reply.stderr)
         good = [c for c in found if c["state"] == "good"]
@@ -279,21 +276,21 @@ class Killed(harness.ClusterTest):
 class Resumed(harness.ClusterTest):
     SERVERS = 0
 
-    def run_launcher(self, *flags, **kwargs):
-        return subprocess.Popen([str(harness.BIN / "pacelinectl"), "run", *flags], cwd=self.cluster.folder,
-                                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **kwargs)
+    def run_launcher(self, *flags):
+        return subprocess.Popen([harness.program("pacelinectl"), "run", *flags], cwd=self.cluster.folder,
+                                env=harness.clean_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                stderr=subprocess.PIPE, text=True)
 
     def test_by_the_launcher_on_other_counts(self):
-        worker = str(harness.BIN / "paceline-worker")
+        worker = harness.program("paceline-worker")
         first = self.run_launcher("--workers=2", "--servers=2", "--epochs=2", "--job=job", "--checkpoint-every=1s",
                                   "--output=first", "--", worker, "--step-time-ms=5")
         summary = self.cluster.folder / "first" / "summary.json"
         until(lambda: summary.exists() and json.loads(summary.read_text())["checkpoints"] >= 2, "two checkpoints")
         first.send_signal(signal.SIGINT)
         first.communicate(timeout=20)
-        shown = json.loads(subprocess.run([str(harness.BIN / "pacelinectl"), "checkpoint", "show",
-                                           str(self.cluster.folder / "first" / "checkpoints"), "--json"],
-                                          capture_output=True, text=True).stdout)
+        shown = json.loads(run_program("pacelinectl", "checkpoint", "show",
+                                       str(self.cluster.folder / "first" / "checkpoints"), "--json").stdout)
         second = self.run_launcher("--resume=first/checkpoints", "--workers=3", "--servers=1", "--output=second", "--",
                                    worker)
         _, errors = second.communicate(timeout=120)

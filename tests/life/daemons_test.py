@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 """Daemons: in which order they come, how they end, where they listen."""
 
+import pathlib
 import signal
 import socket
+import sys
 import time
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # tests/
 import harness
 from harness import FAILURE_TIMEOUT_S, until
 

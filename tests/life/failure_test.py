@@ -7,11 +7,11 @@ import os
 import pathlib
 import random
 import signal
-import shutil
 import subprocess
-import tempfile
+import sys
 import time
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # tests/
 import harness
 from harness import FAILURE_TIMEOUT_S, SLACK_S, until
 
@@ -156,15 +156,14 @@ class Random(harness.ClusterTest):
 class Launched:
     """pacelinectl run in a folder of its own."""
 
-    def __init__(self, test, *flags, program=None, env=None):
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="paceline-launch-"))
-        test.addCleanup(shutil.rmtree, self.folder)
+    def __init__(self, test, *flags, program=None):
+        self.folder = harness.temporary_folder(test)
         self.log = open(self.folder / "launcher.log", "wb")
         test.addCleanup(self.log.close)
-        command = [str(harness.BIN / "pacelinectl"), "run", "--output=run", *flags, "--",
+        command = [harness.program("pacelinectl"), "run", "--output=run", *flags, "--",
                    *(program or [str(harness.PROBE)])]
         self.process = subprocess.Popen(command, cwd=self.folder, stdout=self.log, stderr=self.log,
-                                        start_new_session=True, env={**os.environ, **(env or {})})
+                                        start_new_session=True, env=harness.clean_environment())
         test.addCleanup(self.end)
 
     def end(self):

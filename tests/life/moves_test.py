@@ -2,12 +2,15 @@
 """Chunks move to other servers while jobs run. Every step of every probe checks each weight."""
 
 import os
+import pathlib
 import re
 import signal
 import socket
+import sys
 import threading
 import time
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # tests/
 import harness
 from harness import until
 

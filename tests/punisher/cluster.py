@@ -3,7 +3,6 @@
 A fault is a generator that main.py steps every few milliseconds until it is undone: it yields while it waits.
 """
 
-import os
 import pathlib
 import re
 import signal
@@ -11,10 +10,10 @@ import subprocess
 import sys
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "life"))
-import harness  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # tests/
+import harness
 
-from script import CANARIES, SCHEDULER, SERVERS, WORKERS, is_server  # noqa: E402
+from script import CANARIES, SCHEDULER, SERVERS, WORKERS, is_server
 
 # "A daemon ends within 5 s of SIGTERM"; a worker leaves at its next boundary, in the same time.
 END_S = 5
@@ -191,10 +190,10 @@ class Run(harness.Cluster):
         begin = time.monotonic()
         while True:
             command = subprocess.Popen(
-                [*self.place("operator"), str(harness.BIN / "pacelinectl"), "drain", server,
+                [*self.place("operator"), harness.program("pacelinectl"), "drain", server,
                  f"--scheduler={self.address}", f"--wait={PATIENCE_S}"],
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
-                env={**os.environ, **self.env})
+                env=harness.clean_environment(**self.env))
             while command.poll() is None:
                 yield
             said = command.stdout.read()

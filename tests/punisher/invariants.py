@@ -4,7 +4,7 @@ from cluster import Violation, harness
 from script import CANARIES, SCHEDULER
 from watch import slope
 
-TRAINING_SAMPLES = 55_000
+TRAINING_SAMPLES = harness.TRAINING_SAMPLES
 # Of the final accuracy against the undisturbed run: one point.
 ACCURACY = 0.01
 # Memory: the second half of a life of two minutes or more. A step adds nothing; a leak of one record of 64 bytes at

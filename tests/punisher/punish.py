@@ -3,7 +3,6 @@
 
 import argparse
 import json
-import os
 import pathlib
 import signal
 import subprocess
@@ -42,9 +41,9 @@ class Poll:
         if self.process is None and time.monotonic() >= self.next:
             self.next = time.monotonic() + 0.5
             self.process = subprocess.Popen(
-                [*self.run.place("operator"), str(harness.BIN / "pacelinectl"), "jobs", f"train-{self.run.lap}", "--json",
+                [*self.run.place("operator"), harness.program("pacelinectl"), "jobs", f"train-{self.run.lap}", "--json",
                  f"--scheduler={self.run.address}", "--timeout-ms=1000"], stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, text=True, env={**os.environ, **self.run.env})
+                stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, text=True, env=harness.clean_environment(**self.run.env))
         elif self.process is not None and self.process.poll() is not None:
             said = self.process.stdout.read()
             self.process.stdout.close()
@@ -176,8 +175,7 @@ def means_of(options):
         sys.exit(f"punish: links cannot be cut here: {no_cuts}")
     say(f"cut links: {'skipped: ' + no_cuts if no_cuts else 'yes, in network namespaces'}")
     say(f"reset connections: {'skipped: ' + no_resets if no_resets else 'yes'}")
-    said = subprocess.run([str(harness.BIN / "paceline-worker"), "--help"], capture_output=True, text=True).stdout
-    restores = "on-server-loss" in said
+    restores = "on-server-loss" in harness.run_program("paceline-worker", "--help").stdout
     say(f"kill servers: {'yes' if restores else 'skipped: paceline-worker has no --on-server-loss'}")
     return script.Means(options.failure_timeout, not no_cuts, not no_resets, restores)
 

@@ -5,7 +5,7 @@ import sys
 import unittest
 
 import script
-from script import Fault, Means
+from script import Means
 
 ALL = Means(failure_timeout=3, cuts=True, resets=True, restores=True)
 

@@ -1,6 +1,6 @@
-"""What the tests of this folder share: a scheduler, servers and workers as real processes on loopback.
+"""What tests of the real programs share: their processes on loopback, each ended with its test.
 
-Tests run a few at a time, each with a cluster of its own: they mostly wait for timeouts.
+No test sees the PACELINE_* variables of whoever runs it.
 """
 
 import argparse
@@ -18,10 +18,11 @@ import tempfile
 import time
 import unittest
 
-BIN = pathlib.Path(".")
+BIN = pathlib.Path(".")  # both are set by main()
 PROBE = pathlib.Path(".")
+TRAINING_SAMPLES = 55_000  # of Fashion-MNIST's 60,000; the others validate
 FAILURE_TIMEOUT_S = 1.5
-PATIENCE_S = 60
+PATIENCE_S = 90
 # What noticing and asking costs on a machine that runs other tests at the same time.
 SLACK_S = 1.0
 
@@ -35,6 +36,36 @@ def until(condition, what, seconds=PATIENCE_S):
             return value, time.monotonic() - begin
         time.sleep(0.02)  # between two looks, not in place of one
     raise AssertionError(f"waited {seconds} s for: {what() if callable(what) else what}")
+
+
+def clean_environment(**more):
+    """The environment without what a developer's shell may say to the programs."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}
+    return {**kept, **more}
+
+
+def program(name):
+    """The path of one of ours; any other path stays what it is."""
+    return str(name if pathlib.Path(name).is_absolute() else BIN / name)
+
+
+def temporary_folder(test):
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="paceline-test-"))
+    test.addCleanup(shutil.rmtree, folder)
+    return folder
+
+
+def run_program(name, *arguments, folder=None, variables={}, wrapper=()):
+    """To its end."""
+    return subprocess.run([*wrapper, program(name), *arguments], cwd=folder, env=clean_environment(**variables),
+                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+def run_job(folder, *arguments, output="run"):
+    """`pacelinectl run` to its end: the finished process and what summary.json says."""
+    done = run_program("pacelinectl", "run", f"--output={output}", *arguments, folder=folder)
+    summary = pathlib.Path(folder) / output / "summary.json"
+    return done, json.loads(summary.read_text()) if summary.exists() else None
 
 
 def free_port(host="127.0.0.1"):
@@ -60,8 +91,8 @@ class Cluster:
         """What goes before a command that is to run where `name` is."""
         return []
 
-    def start(self, name, program, *flags, ready=False, env=None):
-        command = [*self.place(name), str(program if pathlib.Path(program).is_absolute() else BIN / program), *flags]
+    def start(self, name, binary, *flags, ready=False, env=None):
+        command = [*self.place(name), program(binary), *flags]
         descriptors, end = (), None
         if ready:
             begin, end = os.pipe()
@@ -72,7 +103,7 @@ class Cluster:
             self.starts[name] = log.tell()
             self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
                                                     cwd=self.folder, pass_fds=descriptors,
-                                                    env={**os.environ, **(env or {})})
+                                                    env=clean_environment(**(env or {})))
         if not ready:
             return None
         os.close(end)
@@ -165,9 +196,8 @@ class Cluster:
     # ---- What the operator sees
 
     def ctl(self, *arguments):
-        return subprocess.run([*self.place("operator"), str(BIN / "pacelinectl"), *arguments,
-                               f"--scheduler={self.address}"], capture_output=True, text=True,
-                              env={**os.environ, **self.env})
+        return run_program("pacelinectl", *arguments, f"--scheduler={self.address}", variables=self.env,
+                           wrapper=self.place("operator"))
 
     def ask(self, command, job="job"):
         reply = self.ctl(command, *([job] if command not in ("status", "nodes") else []), "--json")
@@ -190,6 +220,11 @@ class Cluster:
             if event["kind"] == kind and text in event["text"] and at >= since - 0.001:
                 return at
         return None
+
+    def joined(self, name):
+        """Waits until the scheduler knows the worker."""
+        until(lambda: name in [node["name"] for node in (self.ask("nodes") or {"nodes": []})["nodes"]],
+              f"{name} to have joined")
 
     def group_step(self, group):
         """The step of a group; 0 when it is not there."""
@@ -267,10 +302,11 @@ def run_one(test):
 
 
 def main(at_once=3):
+    """Runs the tests of the script that calls it, a few at a time: they mostly wait for timeouts."""
     global BIN, PROBE
     parser = argparse.ArgumentParser()
     parser.add_argument("--bin", required=True, type=lambda text: pathlib.Path(text).resolve())
-    parser.add_argument("--probe", required=True, type=lambda text: pathlib.Path(text).resolve())
+    parser.add_argument("--probe", default=".", type=lambda text: pathlib.Path(text).resolve())
     parser.add_argument("only", nargs="*", help="parts of test names")
     arguments = parser.parse_args()
     BIN, PROBE = arguments.bin, arguments.probe
