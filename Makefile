@@ -64,9 +64,10 @@ KILLS ?= 50
 MINUTES ?= 20
 SEED ?= 1
 
-kill-test: ## kill -9 a worker KILLS times, without a launcher and with one: detection, end of the round
+kill-test: ## kill -9 a worker KILLS times: at random, with a quorum, when its push is decided on, under a launcher
 	$(LIFE)
-	PACELINE_KILLS=$(KILLS) python3 -B tests/life/failure_test.py $(REAL) Random known_at_once
+	PACELINE_KILLS=$(KILLS) python3 -B tests/life/kill_test.py $(REAL)
+	PACELINE_KILLS=$(KILLS) python3 -B tests/life/failure_test.py $(REAL) known_at_once
 
 restart-test: ## kill and restart the scheduler 20 times in training, five pairs of runs
 	$(LIFE)

@@ -68,6 +68,22 @@ def run_job(folder, *arguments, output="run"):
     return done, json.loads(summary.read_text()) if summary.exists() else None
 
 
+def end(process):
+    """Whatever state it is in. A launcher takes its own processes with it."""
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+
+
+def read_only(folder):
+    """What goes before a command for which the folder cannot be written; root needs a mount of its own for that."""
+    if os.geteuid() != 0:
+        folder.chmod(0o555)
+        return []
+    return ["unshare", "--mount", "sh", "-c",
+            'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"', str(folder)]
+
+
 def free_port(host="127.0.0.1"):
     """A port that was free a moment ago, for daemons that must be found before they run."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
@@ -234,9 +250,7 @@ class Cluster:
 
     def close(self):
         for process in self.processes.values():
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+            end(process)
         shutil.rmtree(self.folder)
 
 

@@ -11,7 +11,7 @@ import unittest
 
 from evaluate import evaluate
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # tests/
-from harness import (TRAINING_SAMPLES, Cluster, clean_environment, main, program, run_job, run_program,
+from harness import (TRAINING_SAMPLES, Cluster, clean_environment, end, main, program, run_job, run_program,
                      temporary_folder, until)
 
 NUMBER = (int, float)
@@ -146,8 +146,7 @@ class SummaryTest(unittest.TestCase):
             [program("pacelinectl"), "run", "--workers=2", "--servers=2", "--output=run", "--", "paceline-worker",
              "--epochs=100"], cwd=self.folder, env=clean_environment(), start_new_session=True,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        self.addCleanup(launcher.wait)
-        self.addCleanup(launcher.kill)
+        self.addCleanup(end, launcher)
         path = self.folder / "run" / "summary.json"
         running, _ = until(lambda: (lambda s: s["samples_applied"] and s)(json.loads(path.read_text()))
                            if path.exists() else None, "some samples to be applied")
@@ -175,10 +174,13 @@ class OneClusterTest(unittest.TestCase):
         return self.cluster.ctl("stop", job, "--reason=for a test")
 
     def start_job(self, job, *arguments, output=None):
-        return subprocess.Popen(
+        launcher = subprocess.Popen(
             [program("pacelinectl"), "run", f"--scheduler={self.cluster.address}", f"--job={job}",
              f"--output={output or job}", *arguments], cwd=self.folder, env=clean_environment(), stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.addCleanup(launcher.stdout.close)
+        self.addCleanup(end, launcher)
+        return launcher
 
     def ends_well(self, launcher):
         output, _ = launcher.communicate(timeout=90)

@@ -277,9 +277,12 @@ class Resumed(harness.ClusterTest):
     SERVERS = 0
 
     def run_launcher(self, *flags):
-        return subprocess.Popen([harness.program("pacelinectl"), "run", *flags], cwd=self.cluster.folder,
-                                env=harness.clean_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                stderr=subprocess.PIPE, text=True)
+        launcher = subprocess.Popen([harness.program("pacelinectl"), "run", *flags], cwd=self.cluster.folder,
+                                    env=harness.clean_environment(), stdin=subprocess.DEVNULL,
+                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(launcher.stderr.close)
+        self.addCleanup(harness.end, launcher)
+        return launcher
 
     def test_by_the_launcher_on_other_counts(self):
         worker = harness.program("paceline-worker")

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Daemons: in which order they come, how they end, where they listen."""
 
+import os
 import pathlib
 import signal
 import socket
@@ -70,6 +71,25 @@ class Ending(harness.ClusterTest):
             self.stop("w1")
             for i in range(2):
                 (self.cluster.folder / f"w{i}.log").unlink()
+
+
+class ReadOnly(harness.ClusterTest):
+    SERVERS = 0
+
+    def test_a_state_directory_that_cannot_be_written(self):
+        self.cluster.start_scheduler()
+        self.cluster.kill("scheduler", signal.SIGTERM)
+        self.assertEqual(self.cluster.wait("scheduler", 5), 0)
+        state = self.cluster.folder / "state"
+        before = {path.name: path.read_bytes() for path in state.iterdir()}
+        self.assertTrue(before)
+        self.cluster.place = lambda name: harness.read_only(state)
+        self.cluster.start("scheduler", "paceline-scheduler", "--listen=127.0.0.1:0", "--state-dir=state")
+        self.assertEqual(self.cluster.wait("scheduler", 10), 1, self.cluster.log("scheduler"))
+        error = self.cluster.text("scheduler").splitlines()[-1]
+        for part in ("paceline-scheduler: ", "state", "Read-only file system" if os.geteuid() == 0 else "Permission denied"):
+            self.assertIn(part, error)
+        self.assertEqual({path.name: path.read_bytes() for path in state.iterdir()}, before)
 
 
 class Addresses(harness.ClusterTest):

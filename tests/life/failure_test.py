@@ -5,8 +5,8 @@ import datetime
 import json
 import os
 import pathlib
-import random
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -42,12 +42,13 @@ class TooFew(harness.ClusterTest):
         self.cluster.kill("w1")
         until(lambda: any("2 of at least 3 workers" in e for e in self.cluster.events("waiting")), "the job to wait")
         until(lambda: "waits before the next step: 2 of at least 3" in self.cluster.text("w0"), "w0 to say that it waits")
+        until(lambda: "waits before the next step: 2 of at least 3" in self.cluster.text("w2"), "w2 to say that it waits")
         held = self.cluster.step("w0")
-        time.sleep(0.5)  # long enough for a hundred steps
-        self.assertLessEqual(self.cluster.step("w0"), held + 1)
         self.assertIn("waits: 2 of at least 3", self.cluster.ask("jobs")["reason"])
         self.cluster.start_probe("w1", 3, "--min-workers=3")
         self.cluster.until_members(["w0", "w1", "w2"], 3)
+        # A process starts in the time of dozens of steps, of which there were none.
+        self.assertEqual([members for step, members, _, _ in self.cluster.steps("w0") if step > held and members < 3], [])
         self.cluster.until_step(["w0", "w1", "w2"], held + 20)
         # Who waits can be ended and removed all the same.
         self.cluster.kill("w1")
@@ -111,48 +112,6 @@ class Restarts(harness.ClusterTest):
                         lambda pair: self.longest_step(f"restarted-{pair}", restarts, restarts * 1.5))
 
 
-class Random(harness.ClusterTest):
-    """PACELINE_KILLS and PACELINE_SEED choose how often and when; `make kill-test` runs more."""
-
-    SAMPLES = ("--sample-count=100000", "--epochs=100000")
-
-    def test_one_of_four_is_killed_at_random_moments(self):
-        kills = int(os.environ.get("PACELINE_KILLS", "6"))
-        seed = int(os.environ.get("PACELINE_SEED", "1"))
-        moments = random.Random(seed)
-        names = [f"w{i}" for i in range(4)]
-        for name in names:
-            self.cluster.start_probe(name, 4, *self.SAMPLES)
-        self.cluster.until_step(names, 50)
-        exchange = max(self.cluster.longest_gap(name, 0) for name in names)  # longest step so far
-        detections, rounds = [], []
-        for _ in range(kills):
-            victim = moments.choice(names)
-            others = [n for n in names if n != victim]
-            time.sleep(moments.uniform(0, 0.05))  # the moment is what is random
-            killed = time.monotonic()
-            self.cluster.kill(victim)
-            detected, _ = until(lambda: self.cluster.moment("fence", f"worker {victim} died", killed), lambda: "\n".join(
-                [f"the death of {victim} to be seen"] + [self.cluster.log(n) for n in [*others, "scheduler"]]))
-            ended, _ = until(lambda: self.cluster.first_after(others, detected), lambda: "\n".join(
-                [f"survivors of {victim} to go on"] + [self.cluster.log(n) for n in [*others, "scheduler"]]))
-            detections.append(detected - killed)
-            rounds.append(ended - detected)
-            message = f"after the death of {victim}, kill {len(rounds)}, seed {seed}"
-            # Promised: detection in failure timeout + 0.5 s, then 1 s + one exchange.
-            self.assertLess(detections[-1], FAILURE_TIMEOUT_S + 0.5, message)
-            self.assertLess(rounds[-1], 1 + exchange, message + "".join(
-                "\n" + self.cluster.log(n) for n in [*names, "scheduler"]))
-            self.cluster.start_probe(victim, 4, *self.SAMPLES)
-            self.cluster.until_members(names, 4)
-        self.stop(*names)
-        job = self.samples_are_accounted_for()
-        print(f"{kills} kills, seed {seed}: detected after {min(detections):.2f} to {max(detections):.2f} s (failure "
-              f"timeout {FAILURE_TIMEOUT_S} s), the round over {sorted(rounds)[kills // 2] * 1000:.0f} ms after that in "
-              f"the median, {max(rounds) * 1000:.0f} ms at most; 0 hangs; ledger exact: {job['samples_drawn']} drawn, "
-              f"{job['samples_applied']} applied, {job['samples_returned']} returned", flush=True)
-
-
 class Launched:
     """pacelinectl run in a folder of its own."""
 
@@ -164,12 +123,7 @@ class Launched:
                    *(program or [str(harness.PROBE)])]
         self.process = subprocess.Popen(command, cwd=self.folder, stdout=self.log, stderr=self.log,
                                         start_new_session=True, env=harness.clean_environment())
-        test.addCleanup(self.end)
-
-    def end(self):
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
+        test.addCleanup(harness.end, self.process)
 
     def text(self, name="launcher"):
         path = self.folder / ("launcher.log" if name == "launcher" else f"run/{name}.log")
@@ -230,7 +184,8 @@ class LauncherTest(harness.ClusterTest):
             self.assertLess(gaps[-1], 0.2 + 1 + SLACK_S)
             until(lambda: launched.text("worker-2").count("started ") == kill + 2, "worker-2 to be back")
         print(f"{kills} deaths that the launcher saw: detected after {max(detections) * 1000:.0f} ms at most, longest step "
-              f"of a survivor {max(gaps) * 1000:.0f} ms", flush=True)
+              f"of a survivor {statistics.median(gaps) * 1000:.0f} ms in the median, {max(gaps) * 1000:.0f} ms at most",
+              flush=True)
         pids = launched.running()
         launched.process.send_signal(signal.SIGTERM)
         self.assertEqual(launched.process.wait(timeout=5), 128 + signal.SIGTERM)

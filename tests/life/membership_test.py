@@ -217,9 +217,12 @@ class Training(harness.ClusterTest):
     """paceline-worker, which draws samples: the ledger has to be exact."""
 
     def test_groups_train_without_waiting_for_each_other(self):
+        began = time.monotonic()
         for index in range(4):
-            self.cluster.start_worker(index, 4, "--groups=3,1", "--epochs=1", "--slowdown=1,1,1,3")
+            self.cluster.start_worker(index, 4, "--groups=3,1", "--epochs=1", "--slowdown=1,1,1,3",
+                                      f"--step-log=w{index}.steps")
         self.ends_well("w0", "w1", "w2", "w3")
+        ended = time.monotonic()
         job = self.samples_are_accounted_for(TRAINING_SAMPLES)
         self.assertEqual(job["samples_discarded"], 0)
         # Counted update by update, and by the formula from versions alone (docs/staleness.md).
@@ -227,6 +230,17 @@ class Training(harness.ClusterTest):
         self.assertEqual(len(staleness["by_group"]), 2)
         for group in staleness["by_group"]:
             self.assertEqual(group["sum"], group["formula_sum"], group)
+        members = {group["group"]: len(group["members"]) for group in staleness["by_group"]}
+        self.assertEqual(sorted(members.values()), [1, 3])
+        for worker in staleness["by_worker"]:
+            lines = (self.cluster.folder / f"{worker['worker']}.steps").read_text().splitlines()
+            steps = [re.fullmatch(r"step=(\d+) members=(\d+) at_us=(\d+)", line).groups() for line in lines]
+            # One line for each update that it had a part in, and the group as it was.
+            self.assertEqual([int(step) for step, _, _ in steps], list(range(1, worker["count"] + 1)), worker)
+            self.assertEqual({int(size) for _, size, _ in steps}, {members[worker["group"]]}, worker)
+            moments = [int(at) / 1e6 for _, _, at in steps]
+            self.assertEqual(moments, sorted(moments))
+            self.assertTrue(began < moments[0] and moments[-1] < ended, (began, moments[0], moments[-1], ended))
         accuracy = {m["worker"]: m["value"] for m in job["metrics"] if m["name"] == "test_accuracy"}
         self.assertEqual(len(accuracy), 4)
         self.assertEqual(len(set(accuracy.values())), 1, "all workers end with the same weights")

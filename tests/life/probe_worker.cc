@@ -5,7 +5,8 @@
 //   weight = initial value - number of updates (version) of the chunk
 //
 // which a gradient applied twice, lost, or divided by the wrong number of members breaks. Prints a
-// line per step for the tests to read; exits with 3 when a number is wrong.
+// line per step for the tests to read; exits with 3 when a number is wrong. With --hold it also
+// says what it is about to push, and keeps that back while the file is there.
 #include <unistd.h>
 
 #include <algorithm>
@@ -38,7 +39,8 @@ struct ProbeOptions {
   uint32_t elements = 20'000;
   uint32_t initial = 1'000'000;  // of every weight, where this worker writes it
   uint32_t step_ms = 5;
-  std::string die;  // at which moment the process kills itself
+  std::string die;   // at which moment the process kills itself
+  std::string hold;  // a file that keeps back pushes for as long as it exists
 };
 
 void AddKeys(KeyTable& table, ProbeOptions& o) {
@@ -47,6 +49,7 @@ void AddKeys(KeyTable& table, ProbeOptions& o) {
   table.Number("elements", "of each tensor", 1, 1u << 28, &o.elements);
   table.Number("initial", "value of every weight", 0, 8'000'000, &o.initial);
   table.Number("step_ms", "of a step's computation", 0, 60'000, &o.step_ms);
+  table.Text("hold", "file that keeps back pushes for as long as it exists", &o.hold);
   table.OneOf("die", "when to kill itself", {"", "joined", "ready"}, &o.die);
 }
 
@@ -101,6 +104,12 @@ class Probe {
       samples = Samples(batch.indices.size());
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(options_.step_ms));
+    KeepBack();
+    if (!options_.hold.empty()) {
+      std::printf("pushes step=%llu samples=%llu\n",
+                  static_cast<unsigned long long>(session_.step().value()),
+                  static_cast<unsigned long long>(samples.value()));
+    }
     const std::vector<float> gradient(options_.elements, static_cast<float>(samples.value()));
     std::vector<OperationHandle> operations;
     OperationOptions options;
@@ -124,6 +133,16 @@ class Probe {
                 static_cast<unsigned long long>(results[0].version.count),
                 static_cast<long long>(Clock::Real().Now().value() / 1000));
     return true;
+  }
+
+  // A computation that takes long; heartbeats go on meanwhile.
+  void KeepBack() const {
+    const auto held = [this] {
+      return !stop_requested && access(options_.hold.c_str(), F_OK) == 0;
+    };
+    if (options_.hold.empty() || !held()) return;
+    std::printf("holds step=%llu\n", static_cast<unsigned long long>(session_.step().value()));
+    while (held()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 
   absl::Status Check(uint32_t t, const OperationResult& result) const {
