@@ -47,8 +47,9 @@ class TooFew(harness.ClusterTest):
         self.assertIn("waits: 2 of at least 3", self.cluster.ask("jobs")["reason"])
         self.cluster.start_probe("w1", 3, "--min-workers=3")
         self.cluster.until_members(["w0", "w1", "w2"], 3)
-        # A process starts in the time of dozens of steps, of which there were none.
-        self.assertEqual([members for step, members, _, _ in self.cluster.steps("w0") if step > held and members < 3], [])
+        # A process starts in the time of dozens of steps, of which there were none but the one that was under way.
+        without = [step for step, members, _, _ in self.cluster.steps("w0") if step > held and members < 3]
+        self.assertLessEqual(len(without), 1, without)
         self.cluster.until_step(["w0", "w1", "w2"], held + 20)
         # Who waits can be ended and removed all the same.
         self.cluster.kill("w1")
@@ -164,7 +165,7 @@ class LauncherTest(harness.ClusterTest):
         launched.running()
         offset = time.time() - time.monotonic()
         survivor = "worker-0"
-        detections, gaps, dead = [], [], set()
+        detections, rounds, gaps, dead = [], [], [], set()
         for kill in range(kills):
             pids, _ = until(lambda: (lambda now: now.get("worker-2", 0) not in {0, *dead} and now)(launched.pids()),
                             "the launcher to name worker-2's new process")
@@ -178,13 +179,15 @@ class LauncherTest(harness.ClusterTest):
             detections.append(said - killed)
             until(lambda: launched.times(survivor)[-1] > said + 0.05, "the survivors to go on", 5)
             times = launched.times(survivor)
+            rounds.append(next(t for t in times if t > said) - said)
             gaps.append(max(b - a for a, b in zip(times, times[1:]) if b > killed))
             # Promised: detection in 0.2 s, then the round within 1 s.
             self.assertLess(detections[-1], 0.2)
             self.assertLess(gaps[-1], 0.2 + 1 + SLACK_S)
             until(lambda: launched.text("worker-2").count("started ") == kill + 2, "worker-2 to be back")
-        print(f"{kills} deaths that the launcher saw: detected after {max(detections) * 1000:.0f} ms at most, longest step "
-              f"of a survivor {statistics.median(gaps) * 1000:.0f} ms in the median, {max(gaps) * 1000:.0f} ms at most",
+        print(f"{kills} deaths that the launcher saw: detected after {statistics.median(detections) * 1000:.0f} ms (median), "
+              f"{max(detections) * 1000:.0f} ms (max; bound 200 ms); round over {statistics.median(rounds) * 1000:.0f} ms "
+              f"(median), {max(rounds) * 1000:.0f} ms (max) after that; longest step of a survivor {max(gaps) * 1000:.0f} ms",
               flush=True)
         pids = launched.running()
         launched.process.send_signal(signal.SIGTERM)

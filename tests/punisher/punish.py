@@ -2,7 +2,9 @@
 """Runs a job on real processes and does to them what a script of faults says; README.md."""
 
 import argparse
+import collections
 import json
+import os
 import pathlib
 import signal
 import subprocess
@@ -20,8 +22,10 @@ from script import CANARIES, EXTRA_SERVER, SCHEDULER, SERVERS, WORKERS
 TICK_S = 0.02
 # How much of a lap's samples are left for after the script.
 LAST_PART = 0.95
-# From then on until the last worker has ended.
-END_OF_LAP_S = 90
+# Beginnings and ends of laps: no promise, so long enough for a machine with other work.
+BEGIN_S = END_S = 300
+# From one line that says how far it is to the next.
+SAY_S = 30
 
 
 def say(text):
@@ -51,6 +55,10 @@ class Poll:
                 self.view = json.loads(said)["jobs"][0]
             self.process = None
 
+    def close(self):
+        if self.process is not None:
+            self.process.communicate()
+
     def done(self):
         """The part of the job's samples that has been dealt with."""
         if not self.view or self.view["job"] != f"train-{self.run.lap}":
@@ -68,12 +76,16 @@ class Lap:
         self.on = []  # (disturbance, generator)
         self.applied = []
         self.poll = Poll(run)
+        self.next_say = SAY_S
+        self.late = collections.deque(maxlen=10_000)  # (when, seconds) of each tick
 
     def go(self, number):
         self.run.start_lap(number)
         self.progress.begin_lap()
         names = (*WORKERS, *CANARIES)
-        self.until(lambda: all(self.progress.steps[n].count >= 3 for n in names), "everybody to make steps", 60)
+        self.until(lambda: all(self.progress.steps[n].count >= 3 for n in names), "everybody to make steps", BEGIN_S)
+        if self.run.options.restores:
+            self.run.take_checkpoints()
         begin = time.monotonic()
         while self.waiting or self.on:
             if self.poll.done() >= LAST_PART and self.waiting:
@@ -82,9 +94,23 @@ class Lap:
             self.start_faults(time.monotonic() - begin)
             self.step_faults()
             self.tick(set(names))
+            self.say_where(time.monotonic() - begin)
         while self.poll.done() < LAST_PART and any(n in self.run.expected for n in WORKERS):
             self.tick(set(names))
+            self.say_where(time.monotonic() - begin)
         return self.finish()
+
+    def say_where(self, at):
+        if at < self.next_say:
+            return
+        self.next_say = at + SAY_S
+        say(f"  {at:4.0f} s: {len(self.applied)} faults done, {len(self.waiting)} to come; {self.poll.done():.0%} of the "
+            f"samples; longest wait after single faults {self.progress.longest():.2f} s, of this process for a processor "
+            f"{self.held_up():.2f} s; load {os.getloadavg()[0]:.1f}")
+
+    def held_up(self):
+        """How late this process itself was in the last half minute: on a machine with other work so is everybody."""
+        return max((late for at, late in self.late if time.monotonic() - at < SAY_S), default=0.0)
 
     def start_faults(self, at):
         while self.waiting and self.waiting[0].at <= at:
@@ -115,7 +141,9 @@ class Lap:
             if ended:
                 raise Violation("; ".join(f"{n} ended by itself with {self.run.processes[n].returncode}" for n in ended))
             self.progress.check(live & {n for n in live if n in self.run.expected or n in CANARIES})
+        before = time.monotonic()
         time.sleep(TICK_S)
+        self.late.append((before, time.monotonic() - before - TICK_S))
 
     def over(self, name):
         return self.run.processes[name].returncode == 0 and self.poll.done() >= LAST_PART
@@ -131,15 +159,16 @@ class Lap:
 
     def finish(self):
         run = self.run
-        self.until(lambda: all(run.processes[n].poll() is not None for n in WORKERS), "the workers to end", END_OF_LAP_S)
+        self.until(lambda: all(run.processes[n].poll() is not None for n in WORKERS), "the workers to end", END_S)
         for name in WORKERS:
             run.expected.discard(name)
             if run.processes[name].returncode != 0:
                 raise Violation(f"{name} ended with {run.processes[name].returncode}")
         for name in CANARIES:
             run.signal(name, signal.SIGTERM)
+        recovering = self.progress.relevant(time.monotonic(), time.monotonic())
         self.until(lambda: all(run.processes[n].poll() is not None for n in CANARIES), "the canaries to leave",
-                   cluster.END_S)
+                   cluster.PATIENCE_S if recovering else cluster.END_S)
         invariants.canaries(run)
         for name in CANARIES:
             if run.processes[name].returncode != 0:
@@ -156,16 +185,29 @@ def undisturbed(options, link):
         begin = time.monotonic()
         for name in WORKERS:
             run.spawn(name)
-        for name in WORKERS:
-            if run.wait(name, 900) != 0:
-                raise Violation(f"undisturbed: {run.log(name)}")
-            run.expected.discard(name)
+        until_ended(run)
         value = invariants.accuracy(invariants.ledger(run, "train-0", options.epochs * invariants.TRAINING_SAMPLES))
         say(f"undisturbed: test accuracy {value:.4f} after {options.epochs} epochs in {time.monotonic() - begin:.0f} s")
         run.end_daemons()
         return value
     finally:
         run.close()
+
+
+def until_ended(run):
+    """The workers, however long that takes; says how far they are."""
+    poll, next_say = Poll(run), time.monotonic() + SAY_S
+    while any(run.processes[name].poll() is None for name in WORKERS):
+        poll.tick()
+        if time.monotonic() >= next_say:
+            next_say += SAY_S
+            say(f"undisturbed: {poll.done():.0%} of the samples")
+        time.sleep(TICK_S)
+    poll.close()
+    for name in WORKERS:
+        run.expected.discard(name)
+        if run.processes[name].returncode != 0:
+            raise Violation(f"undisturbed: {run.log(name)}")
 
 
 def means_of(options):
@@ -211,9 +253,9 @@ def laps(options, means, link, expected):
                 f"({expected:.4f} undisturbed)")
         run.end_daemons()
         invariants.nothing_left(run)
-        slopes = invariants.slopes(memory)
-        report(progress, slopes)
-        invariants.flat(slopes)
+        growths = watch.growths(memory, invariants.LIFE_S)
+        report(progress, growths)
+        invariants.flat(growths)
         say("clean")
         keep = False
         return 0
@@ -224,19 +266,21 @@ def laps(options, means, link, expected):
         run.close(keep)
 
 
-def report(progress, slopes):
+def report(progress, growths):
     say(f"longest step with no fault near: {progress.quiet:.2f} s; after single faults (bound {progress.bound:.1f} s):")
     for what, (times, most) in sorted(progress.worst.items()):
         say(f"  {what:<24} {len(times):3} times, longest {most:.2f} s")
-    for grows, who, size in slopes[:5]:
-        say(f"memory: {grows / 1000:+.2f} kB/s, {who}, {size / 1e6:.1f} MB")
-    if not slopes:
+    for g in growths[:5]:
+        say(f"memory: {g.bytes / 1000:+.0f} kB in {g.seconds:.0f} s, {g.who}, {g.size / 1e6:.1f} MB")
+    if not growths:
         say(f"memory: no process lived {invariants.LIFE_S} s, not judged")
 
 
 def complain(options, run, lap, violation):
     say(f"\nVIOLATION, seed {options.seed}, lap {run.lap + 1}: {violation}\n")
     if lap:
+        say(f"load {os.getloadavg()[0]:.1f}; in the last {SAY_S} s this process itself waited up to {lap.held_up():.2f} s "
+            "for a processor (README.md: Deadlines)")
         say("the script up to here (save it and replay it with --script FILE):")
         for fault in lap.applied:
             say(f"  {fault}")

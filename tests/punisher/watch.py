@@ -1,7 +1,9 @@
 """What is seen while a run goes on: the steps of every worker, what disturbs them, and memory."""
 
 import dataclasses
+import pathlib
 import re
+import statistics
 import time
 
 from script import CANARIES, SCHEDULER, WORKERS
@@ -60,6 +62,9 @@ class Progress:
         self.steps = {}
         self.worst = {}  # stall after single faults, by what they were
         self.quiet = 0.0  # longest step without any fault
+
+    def longest(self):
+        return max((most for _, most in self.worst.values()), default=0.0)
 
     def begin_lap(self):
         now = time.monotonic()
@@ -131,8 +136,8 @@ class Progress:
 
 
 class Memory:
-    """Resident memory of each process over its life, every two seconds."""
-
+    """What each process has allocated and touched, every two seconds of its life; pages of files are left out: they
+    come with the code that runs for the first time, and go when somebody else needs memory."""
 
     EVERY_S = 2
 
@@ -150,16 +155,31 @@ class Memory:
             if name not in names or process.poll() is not None:
                 continue
             try:
-                pages = int(open(f"/proc/{process.pid}/statm").read().split()[1])
+                status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
             except OSError:
                 continue
-            self.lives.setdefault((name, process.pid), []).append((now, pages * 4096))
+            kilobytes = sum(int(n) for n in re.findall(r"^Rss(?:Anon|Shmem):\s+(\d+) kB$", status, re.M))
+            self.lives.setdefault((name, process.pid), []).append((now, kilobytes * 1024))
 
 
-def slope(points):
-    """Least squares, per second."""
-    n = len(points)
-    mean_x = sum(x for x, _ in points) / n
-    mean_y = sum(y for _, y in points) / n
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
+@dataclasses.dataclass(order=True)
+class Growth:
+    """Of a process, from the median of the middle third of its life to that of the last one."""
+    bytes: float
+    seconds: float  # between the two
+    who: str
+    size: float  # in the last third
+
+
+def growths(memory, life_s):
+    """Of the processes that lived so long, the greatest first."""
+    found = []
+    for (name, pid), points in memory.lives.items():
+        begin, end = points[0][0], points[-1][0]
+        if end - begin < life_s:
+            continue
+        third = (end - begin) / 3
+        middle, last = (statistics.median(size for at, size in points if begin + k * third <= at <= begin + (k + 1) * third)
+                        for k in (1, 2))
+        found.append(Growth(last - middle, third, f"{name} ({pid})", last))
+    return sorted(found, reverse=True)
