@@ -23,8 +23,6 @@ PROBE = pathlib.Path(".")
 TRAINING_SAMPLES = 55_000  # of Fashion-MNIST's 60,000; the others validate
 FAILURE_TIMEOUT_S = 1.5
 PATIENCE_S = 90
-# What noticing and asking costs on a machine that runs other tests at the same time.
-SLACK_S = 1.0
 
 
 def until(condition, what, seconds=PATIENCE_S):

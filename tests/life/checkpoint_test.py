@@ -21,7 +21,7 @@ except ImportError:  # not among the distribution's packages
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # tests/
 import harness
-from harness import FAILURE_TIMEOUT_S, SLACK_S, TRAINING_SAMPLES, run_program, until
+from harness import FAILURE_TIMEOUT_S, TRAINING_SAMPLES, run_program, until
 
 KILLS = int(os.environ.get("PACELINE_CHECKPOINT_KILLS", "3"))
 
@@ -218,7 +218,8 @@ class Loss(harness.ClusterTest):
             self.assertNotEqual(self.cluster.wait(name, 10), 0)
             self.assertIn("server server-1", self.cluster.text(name))
             self.assertIn("no checkpoint", self.cluster.text(name))
-        self.assertLess(time.monotonic() - began, FAILURE_TIMEOUT_S + 1 + SLACK_S)
+        # Promised: 10 s at the failure timeout that users have, 5 s.
+        self.assertLess(time.monotonic() - began, FAILURE_TIMEOUT_S + 5)
 
     def test_a_job_that_wants_to_stop_stops(self):
         self.train("--steps=100000", "--on-server-loss=stop")

@@ -3,6 +3,7 @@
 
 import os
 import pathlib
+import re
 import signal
 import socket
 import sys
@@ -19,18 +20,30 @@ class Order(harness.ClusterTest):
     def reserve_address(self):
         self.cluster.address = f"127.0.0.1:{harness.free_port()}"
 
-    def test_workers_first_then_servers_then_the_scheduler(self):
-        self.reserve_address()
+    def workers_wait(self):
         for i in range(2):
             self.cluster.start_probe(f"w{i}", 2, "--steps=10")
         until(lambda: f"waiting for the scheduler at {self.cluster.address}" in self.cluster.text("w0"), "w0 to wait")
-        time.sleep(FAILURE_TIMEOUT_S + 0.5)  # longer apart than the failure timeout is the point
+
+    def server_waits(self):
         # Not `ready`: it is ready once it has joined.
         self.cluster.start("server-0", "paceline-server", f"--scheduler={self.cluster.address}", "--name=server-0")
-        until(lambda: "waiting for the scheduler" in self.cluster.text("server-0"), "the server to wait")
-        time.sleep(FAILURE_TIMEOUT_S + 0.5)
+        until(lambda: f"waiting for the scheduler at {self.cluster.address}" in self.cluster.text("server-0"),
+              "the server to wait")
+
+    def scheduler_last(self, *waiters):
+        self.reserve_address()
+        for wait in waiters:
+            wait()
+            time.sleep(FAILURE_TIMEOUT_S + 0.5)  # longer apart than the failure timeout is the point
         self.cluster.start_scheduler()
         self.ends_well("w0", "w1")
+
+    def test_workers_first_then_servers_then_the_scheduler(self):
+        self.scheduler_last(self.workers_wait, self.server_waits)
+
+    def test_servers_first_then_workers_then_the_scheduler(self):
+        self.scheduler_last(self.server_waits, self.workers_wait)
 
     def test_scheduler_first_workers_apart_servers_last(self):
         self.cluster.start_scheduler()
@@ -48,16 +61,17 @@ class Order(harness.ClusterTest):
 class Ending(harness.ClusterTest):
     def test_each_daemon_ends_on_each_signal_and_holds_no_port(self):
         for how in (signal.SIGINT, signal.SIGTERM):
-            address = self.cluster.address
+            addresses = [self.cluster.address, *(re.findall(r"serving at (\S+)", self.cluster.text(name))[-1]
+                                                 for name in ("server-0", "server-1"))]
             for name in ("server-0", "server-1", "scheduler"):
                 began = time.monotonic()
                 self.cluster.kill(name, how)
                 self.assertEqual(self.cluster.wait(name, 5), 0, self.cluster.log(name))
                 self.assertLess(time.monotonic() - began, 5)
-            host, port = address.rsplit(":", 1)
-            with socket.socket() as again:
-                again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                again.bind((host, int(port)))
+            for host, port in (address.rsplit(":", 1) for address in addresses):
+                with socket.socket() as again:
+                    again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    again.bind((host, int(port)))
             self.cluster.start_daemons(2)
 
     def test_a_worker_leaves_on_a_signal(self):

@@ -2,6 +2,7 @@
 """Deaths that a launcher sees, links that go dark, a job that is too small, a scheduler that comes back."""
 
 import datetime
+import itertools
 import json
 import os
 import pathlib
@@ -13,7 +14,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # tests/
 import harness
-from harness import FAILURE_TIMEOUT_S, SLACK_S, until
+from harness import FAILURE_TIMEOUT_S, until
 
 
 class Link(harness.ClusterTest):
@@ -23,7 +24,8 @@ class Link(harness.ClusterTest):
         self.cluster.start_probe("w1", 2, "--operation-timeout-ms=4000",
                                  env={"LD_PRELOAD": str(harness.PROBE.parent / "libfirewall.so"),
                                       "FIREWALL_PORT": port})
-        self.assertNotIn(self.cluster.wait("w1", 20), (0, 3), self.cluster.log("w1"))
+        # The operation's deadline, and the start before it.
+        self.assertNotIn(self.cluster.wait("w1", 4 + 4), (0, 3), self.cluster.log("w1"))
         error = self.cluster.text("w1")
         for both_ends in ("'w1'", f"server-1 at 127.0.0.1:{port}"):
             self.assertIn(both_ends, error.splitlines()[-1])
@@ -163,6 +165,7 @@ class LauncherTest(harness.ClusterTest):
         # Half a minute of silence would be needed without it.
         launched = Launched(self, "--workers=3", "--servers=1", "--failure-timeout-ms=30000", f"--restarts={kills}")
         launched.running()
+        exchange = max(b - a for name in ("worker-0", "worker-1") for a, b in itertools.pairwise(launched.times(name)))
         offset = time.time() - time.monotonic()
         survivor = "worker-0"
         detections, rounds, gaps, dead = [], [], [], set()
@@ -181,9 +184,9 @@ class LauncherTest(harness.ClusterTest):
             times = launched.times(survivor)
             rounds.append(next(t for t in times if t > said) - said)
             gaps.append(max(b - a for a, b in zip(times, times[1:]) if b > killed))
-            # Promised: detection in 0.2 s, then the round within 1 s.
+            # Promised: detection in 0.2 s, then the round in 1 s + one exchange.
             self.assertLess(detections[-1], 0.2)
-            self.assertLess(gaps[-1], 0.2 + 1 + SLACK_S)
+            self.assertLess(rounds[-1], 1 + exchange)
             until(lambda: launched.text("worker-2").count("started ") == kill + 2, "worker-2 to be back")
         print(f"{kills} deaths that the launcher saw: detected after {statistics.median(detections) * 1000:.0f} ms (median), "
               f"{max(detections) * 1000:.0f} ms (max; bound 200 ms); round over {statistics.median(rounds) * 1000:.0f} ms "
