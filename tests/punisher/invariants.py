@@ -43,6 +43,16 @@ def finished(run, job):
     return view
 
 
+def rolled_back(own, worker):
+    """Counts to compare after a return to a checkpoint: what a worker has seen applied since is discarded by the
+    others' count."""
+    if own["samples_applied"] < worker["samples_applied"]:
+        raise Violation(f"{worker['worker']}: more was applied than it knows of: {worker}")
+    return [{"samples_drawn": counts["samples_drawn"], "samples_returned": counts["samples_returned"],
+             "samples_applied or discarded": counts["samples_applied"] + counts["samples_discarded"]}
+            for counts in (own, worker)]
+
+
 def ledger(run, job, samples=None):
     """Counted by the scheduler (job), by owners (per worker) and by the workers themselves: the same, to the sample."""
     view = finished(run, job)
@@ -58,6 +68,8 @@ def ledger(run, job, samples=None):
         # Its own count is of its last incarnation.
         if run.text(SCHEDULER).count(f"job {job}: join: worker {name},") > 1:
             continue
+        if view["rollbacks"]:
+            own, worker = rolled_back(own, worker)
         for part, count in own.items():
             if count != worker[part]:
                 raise Violation(f"{job}, worker {name}: {part} is {worker[part]}, {count} by its own count")

@@ -40,6 +40,9 @@ class Script(unittest.TestCase):
         for target in (*script.WORKERS, *script.CANARIES, *script.SERVERS, script.EXTRA_SERVER, script.SCHEDULER):
             self.assertTrue(any(f.target == target for f in faults), target)
         self.assertEqual({f.kind for f in faults}, {"kill", "stop", "term", "drain", "join", "cut", "reset", "lose"})
+        # Servers too, where checkpoints make them good.
+        self.assertEqual({f.target for f in faults if f.kind == "kill"},
+                         {*script.WORKERS, *script.CANARIES, *script.SERVERS, script.SCHEDULER})
 
     def test_no_server_is_taken_for_dead_where_nothing_could_restore_it(self):
         without = Means(failure_timeout=3, cuts=True, resets=True, restores=False)
