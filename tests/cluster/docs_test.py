@@ -74,6 +74,13 @@ class DocsTest(unittest.TestCase):
         table = re.findall(r"^\| (\d|128 \+ signal) \|", (ROOT / "docs" / "cli.md").read_text(), re.MULTILINE)
         self.assertEqual(table, ["0", "1", "2", "3", "4", "128 + signal"])
 
+    def test_tests_that_docs_name_are_there(self):
+        there = "".join(path.read_text() for path in (ROOT / "tests").rglob("*_test.py"))
+        named = re.findall(r"`(test_[a-z0-9_]+)`", (ROOT / "docs" / "testing.md").read_text())
+        self.assertGreaterEqual(len(named), 20)
+        for name in named:
+            self.assertIn(f"def {name}(self", there)
+
     def test_help_fits_80_columns(self):
         subcommands = ["status", "jobs", "nodes", "groups", "staleness", "events", "stop", "run"]
         for command in [["paceline-scheduler"], ["paceline-server"], ["paceline-worker"], ["pacelinectl"],
