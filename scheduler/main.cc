@@ -39,8 +39,9 @@ absl::Status MakeStateDirectory(const std::string& path) {
                                                       "; give another with --state-dir"));
   }
   if (chmod(path.c_str(), 0700) != 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("cannot make state_dir '", path, "' private: ", strerror(errno)));
+    return absl::FailedPreconditionError(absl::StrCat("cannot make state_dir '", path,
+                                                      "' private: ", strerror(errno),
+                                                      "; give another with --state-dir"));
   }
   return absl::OkStatus();
 }

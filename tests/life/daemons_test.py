@@ -101,7 +101,8 @@ class ReadOnly(harness.ClusterTest):
         self.cluster.start("scheduler", "paceline-scheduler", "--listen=127.0.0.1:0", "--state-dir=state")
         self.assertEqual(self.cluster.wait("scheduler", 10), 1, self.cluster.log("scheduler"))
         error = self.cluster.text("scheduler").splitlines()[-1]
-        for part in ("paceline-scheduler: ", "state", "Read-only file system" if os.geteuid() == 0 else "Permission denied"):
+        cause = "Read-only file system" if os.geteuid() == 0 else "Permission denied"
+        for part in ("paceline-scheduler: ", "state_dir 'state'", cause, "--state-dir"):
             self.assertIn(part, error)
         self.assertEqual({path.name: path.read_bytes() for path in state.iterdir()}, before)
 
