@@ -107,12 +107,11 @@ class Cluster:
 
     def start(self, name, binary, *flags, ready=False, env=None):
         command = [*self.place(name), program(binary), *flags]
-        descriptors, end = (), None
+        descriptors, writer = (), None
         if ready:
-            begin, end = os.pipe()
-            os.set_inheritable(end, True)
-            command.append(f"--ready-fd={end}")
-            descriptors = (end,)
+            reader, writer = os.pipe()
+            command.append(f"--ready-fd={writer}")
+            descriptors = (writer,)
         with open(self.folder / f"{name}.log", "ab") as log:
             self.starts[name] = log.tell()
             self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
@@ -120,8 +119,8 @@ class Cluster:
                                                     env=clean_environment(**(env or {})))
         if not ready:
             return None
-        os.close(end)
-        with os.fdopen(begin) as pipe:
+        os.close(writer)
+        with os.fdopen(reader) as pipe:
             address = pipe.readline().strip()
         assert address, f"{name} did not start: {self.log(name)}"
         return address

@@ -38,7 +38,8 @@ class Run(harness.Cluster):
         self.lap = 0
         self.expected = set()  # names whose process has to run
         self.ports = {}  # of daemons, by name
-        self.starts = {}  # how often each was started
+        self.closed = 0  # connections, by `reset` and `lose`
+        self.spawned = {}  # how often each was started
 
     # ---- Processes
 
@@ -50,7 +51,7 @@ class Run(harness.Cluster):
         return f"train-{self.lap}" if name in WORKERS else f"canary-{self.lap}"
 
     def spawn(self, name):
-        self.starts[name] = self.starts.get(name, 0) + 1
+        self.spawned[name] = self.spawned.get(name, 0) + 1
         address = self.network.address(name)
         if name == SCHEDULER:
             self.address = self.address or f"{address}:{4300 if self.network.private else harness.free_port()}"
@@ -114,7 +115,7 @@ class Run(harness.Cluster):
     def port_of(self, server):
         if server not in self.ports:
             found = re.findall(r"serving at \S+:(\d+)", self.text(server))
-            if len(found) < self.starts[server]:
+            if len(found) < self.spawned[server]:
                 return None
             self.ports[server] = int(found[-1])
         return self.ports[server]
@@ -155,7 +156,7 @@ class Run(harness.Cluster):
     def reset_connections(self, fault, alone):
         port = self.ports[SCHEDULER] if fault.peer == SCHEDULER else self.port_of(fault.peer)
         if port:
-            self.network.reset(fault.target, self.processes[fault.target].pid, {port})
+            self.closed += self.network.reset(fault.target, self.processes[fault.target].pid, {port})
         yield
 
     def lose_replies(self, fault, alone):
@@ -164,7 +165,7 @@ class Run(harness.Cluster):
             self.network.set_deaf(fault.target, peer, True)
         yield from pause(fault.seconds)
         ports = {self.port_of(peer) for peer in peers} - {None}
-        self.network.reset(fault.target, self.processes[fault.target].pid, ports)
+        self.closed += self.network.reset(fault.target, self.processes[fault.target].pid, ports)
         for peer in peers:
             self.network.set_deaf(fault.target, peer, False)
 

@@ -254,7 +254,7 @@ def laps(options, means, link, expected):
         run.end_daemons()
         invariants.nothing_left(run)
         growths = watch.growths(memory, invariants.LIFE_S)
-        report(progress, growths)
+        report(run, progress, growths)
         invariants.flat(growths)
         say("clean")
         keep = False
@@ -266,7 +266,9 @@ def laps(options, means, link, expected):
         run.close(keep)
 
 
-def report(progress, growths):
+def report(run, progress, growths):
+    done = sorted(progress.done.items())
+    say(f"faults: {', '.join(f'{count} {kind}' for kind, count in done)}; {run.closed} connections closed by reset and lose")
     say(f"longest step with no fault near: {progress.quiet:.2f} s; after single faults (bound {progress.bound:.1f} s):")
     for what, (times, most) in sorted(progress.worst.items()):
         say(f"  {what:<24} {len(times):3} times, longest {most:.2f} s")

@@ -1,5 +1,6 @@
 """What is seen while a run goes on: the steps of every worker, what disturbs them, and memory."""
 
+import collections
 import dataclasses
 import pathlib
 import re
@@ -61,6 +62,7 @@ class Progress:
         self.disturbances = []
         self.steps = {}
         self.worst = {}  # stall after single faults, by what they were
+        self.done = collections.Counter()  # faults by kind, of all laps
         self.quiet = 0.0  # longest step without any fault
 
     def longest(self):
@@ -78,6 +80,7 @@ class Progress:
             self.steps[name].count = 0
 
     def begin(self, fault):
+        self.done[fault.kind] += 1
         self.disturbances.append(Disturbance(fault, time.monotonic()))
         return self.disturbances[-1]
 
