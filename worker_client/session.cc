@@ -371,21 +371,25 @@ absl::Status SessionImpl::Arrive() {
       tensors_[i].left_behind = true;
       tensors.push_back(i);
     }
-    preparing_ = true;
   }
-  absl::Status status = StartRound(tensors);
-  if (status.ok()) status = AdvanceStep();
-  MutexLock lock(&mutex_);
-  preparing_ = false;
-  changed_.SignalAll();
-  return status;
+  PACELINE_RETURN_IF_ERROR(StartRound(tensors));
+  return AdvanceStep();
 }
 
 absl::Status SessionImpl::AtStepBoundary() {
   PACELINE_RETURN_IF_ERROR(WaitReady());
   PACELINE_RETURN_IF_ERROR(AdvanceStep());
   DropStartWeights();
-  return Arrive();
+  {
+    MutexLock lock(&mutex_);
+    if (!arrives_) return absl::OkStatus();
+    preparing_ = true;  // others wait for the weights
+  }
+  const absl::Status status = Arrive();
+  MutexLock lock(&mutex_);
+  preparing_ = false;
+  changed_.SignalAll();
+  return status;
 }
 
 void SessionImpl::DropStartWeights() {

@@ -178,14 +178,15 @@ void TrainingLoop::Report(const BatchResult& batch) {
 
 // The weights are final once every live worker has had its last reply. Members of a group may run
 // out of samples a step apart: until the last has, the others take part with nothing, so that its
-// rounds close. A deterministic group ends at one step.
+// rounds close. A deterministic job of one group ends at one step.
 absl::Status TrainingLoop::WaitForOthers() {
   const JobSpec spec = session_.spec();
+  const bool by_step = spec.deterministic && spec.groups.kind == GroupSpec::Kind::kOne;
   auto all_finished =
       std::async(std::launch::async, [this] { return session_.Barrier("trained"); });
   for (auto& tensor : gradients_) tensor.assign(tensor.size(), 0.0f);
   while (all_finished.wait_for(kFinishPoll) != std::future_status::ready) {
-    if (spec.deterministic || session_.alone() || gradients_.empty()) continue;
+    if (by_step || session_.alone() || gradients_.empty()) continue;
     PACELINE_RETURN_IF_ERROR(Exchange(Samples(0)));
     PACELINE_RETURN_IF_ERROR(session_.AtStepBoundary());
   }
