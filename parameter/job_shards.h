@@ -54,12 +54,23 @@ struct OutgoingChunk {
   Handover state;
 };
 
+// Who decides about pushes, as a plan has it.
+struct VerdictLead {
+  JobGeneration generation;
+  uint32_t lineage = 0;
+  ServerInfo owner;  // node 0: nobody
+
+  // What was asked of the one is still asked of the other.
+  bool IsSame(const VerdictLead& other) const {
+    return lineage == other.lineage && owner == other.owner;
+  }
+};
+
 // A question about a push to the thread that holds the lead chunk.
 struct OutgoingQuestion {
   JobId job;
-  JobGeneration generation;  // of the plan that names the lead
-  ChunkKey lead;
-  ServerInfo to;
+  VerdictLead lead;
+  ChunkKey chunk;
   PushKey push;
   std::shared_ptr<const std::vector<std::byte>> bytes;  // Encode(VerdictQuestion)
 };
@@ -98,8 +109,10 @@ class JobShards {
   // push takes its place, or the lead says that it is not the lead (a plan with another one is on
   // its way then).
   void OnQuestion(Question question) { question_ = std::move(question); }
-  // The lead owner's answer; one that cannot be read is as none.
-  void OnVerdict(std::span<const std::byte> answer, Ticks now, Replies* replies);
+  // The lead owner's answer to what was asked in `lineage`; one that cannot be read, or of another
+  // lineage, is as none.
+  void OnVerdict(uint32_t lineage, std::span<const std::byte> answer, Ticks now, Replies* replies);
+  const VerdictLead& verdict_lead() const { return lead_; }
   // What has not come, of a plan whose moves are withdrawn: it does not come any more.
   std::vector<ChunkKey> Missing() const;
   // The bytes of a chunk that was given away and that `move` gives back.
@@ -199,7 +212,7 @@ class JobShards {
   std::shared_ptr<const PreparedPlan> plan_;
   GroupTable groups_;
   Verdicts verdicts_{&groups_};
-  NodeId lead_owner_;
+  VerdictLead lead_;
   Question question_;
   std::map<ChunkKey, ParameterShard> shards_;
   std::map<ChunkKey, Arrival> arriving_;

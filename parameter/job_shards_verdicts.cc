@@ -6,20 +6,28 @@
 
 namespace paceline {
 
-// Who decides now: this thread, once the lead chunk is here, or an owner that can be asked.
+// Who decides now: this thread, once the lead chunk is here, or an owner that can be asked. After a
+// return to a checkpoint nothing holds of what was decided, wherever it is known: every open round
+// is void, and the steps up to now may be done again with other members.
 void JobShards::FollowLead(Replies* replies) {
   const Plan& plan = plan_->plan;
-  const NodeId owner = LeadOwner(plan).value_or(NodeId());
+  VerdictLead lead{plan.generation, plan.lineage, {}};
+  const std::optional<NodeId> owner = LeadOwner(plan);
+  for (const ServerInfo& server : plan.servers) {
+    if (server.node == owner) lead.owner = server;
+  }
   const bool here = shards_.contains(LeadChunk());
-  const bool changed = owner != lead_owner_ || here != verdicts_.lead();
+  const bool returned = lead.lineage != lead_.lineage;
+  const bool changed = !lead.IsSame(lead_) || here != verdicts_.lead();
   verdicts_.Configure(plan.spec, here);
-  lead_owner_ = owner;
+  lead_ = std::move(lead);
   if (!changed || !verdicts_.in_use()) return;
-  if (!here) {
+  if (!here || returned) {
     for (const Operation& asked : verdicts_.TakeWaiting()) {
       Answer(asked, OperationStatus::kNotOwner, replies);
     }
   }
+  if (returned) verdicts_.Forget();
   verdicts_.OnLeadChanged();
 }
 
@@ -27,8 +35,9 @@ void JobShards::OnVerdictAsked(const Operation& operation, const Piece& piece, R
   if (operation.job_generation > plan_->plan.generation) {
     return Refuse(operation, piece, OperationStatus::kNotYet, replies);
   }
-  if (!verdicts_.in_use() || !verdicts_.lead()) {
-    const bool comes = arriving_.contains(LeadChunk());
+  const bool of_the_past = operation.base.lineage != plan_->plan.lineage;
+  if (!verdicts_.in_use() || !verdicts_.lead() || of_the_past) {
+    const bool comes = arriving_.contains(LeadChunk()) && !of_the_past;
     return Refuse(operation, piece, comes ? OperationStatus::kNotYet : OperationStatus::kNotOwner,
                   replies);
   }
@@ -41,7 +50,9 @@ void JobShards::OnVerdictAsked(const Operation& operation, const Piece& piece, R
   }
 }
 
-void JobShards::OnVerdict(std::span<const std::byte> answer, Ticks now, Replies* replies) {
+void JobShards::OnVerdict(uint32_t lineage, std::span<const std::byte> answer, Ticks now,
+                          Replies* replies) {
+  if (lineage != lead_.lineage) return;
   const absl::StatusOr<VerdictAnswer> decoded = DecodeAnswer(answer);
   if (!decoded.ok()) return;
   verdicts_.Learn(*decoded);
@@ -67,12 +78,8 @@ void JobShards::PursueVerdicts(Ticks now, Replies* replies) {
     replies->push_back(std::move(reply));
   }
   for (const VerdictQuestion& question : verdicts_.TakeQuestions()) {
-    const Plan& plan = plan_->plan;
-    const auto to =
-        std::find_if(plan.servers.begin(), plan.servers.end(),
-                     [this](const ServerInfo& server) { return server.node == lead_owner_; });
-    if (to == plan.servers.end() || !question_) continue;
-    question_({plan.job, plan.generation, LeadChunk(), *to, question.push,
+    if (lead_.owner.node == NodeId() || !question_) continue;
+    question_({plan_->plan.job, lead_, LeadChunk(), question.push,
                std::make_shared<const std::vector<std::byte>>(Encode(question))});
   }
   if (news) AdvanceCut(now, replies);

@@ -11,7 +11,7 @@ using ::testing::Pair;
 using ::testing::SizeIs;
 using ::testing::UnorderedElementsAre;
 
-constexpr ChunkKey kFirst{TensorId(0), ChunkIndex(0)};
+constexpr ChunkKey kFirst{TensorId(0), ChunkIndex(0)};  // the lead chunk
 constexpr GroupId kGroup(0);
 
 // Rounds of members 0 to 3 that three of them close.
@@ -107,6 +107,120 @@ TEST_F(QuorumCut, WhoIsLeftOutIsNoneOfThose) {
   End(a_, 2, 1);
   ASSERT_TRUE(copies_.has_value());
   EXPECT_TRUE(copies_->ok());
+}
+
+// ---- Leads --------------------------------------------------------------------------------------
+
+class QuorumAsker : public QuorumOwner {
+ protected:
+  QuorumAsker() {
+    b_.shards.OnQuestion([this](OutgoingQuestion question) { asked_.push_back(question); });
+  }
+  // The lead chunk is at `lead`, the second one here.
+  static Plan PlanWithLead(NodeId lead, uint64_t generation) {
+    return QuorumPlan({lead, kB}, generation);
+  }
+  void PushHere(uint32_t member, uint64_t step) {
+    Operation op =
+        OperationOf(OperationKind::kPush, member, step, ++sequence_, ones_.size() * sizeof(float));
+    op.chunk = kSecond;
+    op.base = b_.shards.shard(kSecond)->version();
+    b_.Send(op, std::as_bytes(std::span(ones_)));
+  }
+  static std::vector<std::byte> VerdictOn(uint64_t step, const std::vector<uint32_t>& members) {
+    VerdictAnswer answer{{kGroup, Step(step)}, false, {{}, Samples(3), 1.0, "quorum"}, {}};
+    for (uint32_t member : members) answer.verdict.members.push_back(RefOf(MemberNumber(member)));
+    return Encode(answer);
+  }
+
+  static constexpr ChunkKey kSecond{TensorId(0), ChunkIndex(1)};
+  Owner b_{kB};
+  std::vector<OutgoingQuestion> asked_;
+};
+
+TEST_F(QuorumAsker, ALeadThatStartedAgainElsewhereIsAskedAgain) {
+  Plan plan = PlanWithLead(kA, 1);
+  plan.servers[0].data_address = "host:1";
+  plan.servers[0].incarnation = Incarnation(1);
+  b_.Apply(plan);
+  for (uint32_t member : {0, 1, 2}) PushHere(member, 1);
+  ASSERT_THAT(asked_, SizeIs(1));
+  EXPECT_EQ(asked_[0].lead.owner.data_address, "host:1");
+  plan.generation = JobGeneration(2);
+  b_.Apply(plan);
+  EXPECT_THAT(asked_, SizeIs(1)) << "it waits for its answer";
+  plan.generation = JobGeneration(3);
+  plan.servers[0].data_address = "host:2";
+  plan.servers[0].incarnation = Incarnation(2);
+  b_.Apply(plan);
+  ASSERT_THAT(asked_, SizeIs(2));
+  EXPECT_EQ(asked_[1].lead.owner.data_address, "host:2");
+  EXPECT_EQ(asked_[1].push, asked_[0].push);
+}
+
+// ---- A return to a checkpoint -------------------------------------------------------------------
+
+Plan ReturnedTo(Plan plan, uint64_t generation) {
+  plan.generation = JobGeneration(generation);
+  plan.lineage = 1;
+  plan.restore_from = "/checkpoint";
+  return plan;
+}
+
+void Load(Owner& owner, ChunkKey key) {
+  RestoredChunk chunk{key, owner.shards.shard(key)->Copy()};
+  owner.shards.Restore(1, {chunk}, Seconds(1), &owner.replies);
+}
+
+TEST_F(QuorumOwner, ALeadThatReturnsDecidesAnew) {
+  Owner a(kA);
+  a.Apply(QuorumPlan({kA}));
+  for (uint32_t member : {0, 1, 2}) Push(a, member, 1);
+  EXPECT_NE(a.shards.verdicts().Find({kGroup, Step(1)}), nullptr);
+  a.Apply(ReturnedTo(QuorumPlan({kA}), 2));
+  Load(a, kFirst);
+  for (uint32_t member : {3, 1}) EXPECT_THAT(Push(a, member, 1), IsEmpty());
+  EXPECT_THAT(Push(a, 0, 1), SizeIs(3)) << "the other three, as if nothing had been";
+}
+
+TEST_F(QuorumOwner, ALeadThatReturnsAnswersNoQuestionOfBefore) {
+  Owner a(kA);
+  a.Apply(QuorumPlan({kA}));
+  Operation ask = OperationOf(OperationKind::kVerdict, 0, 1, 1, 0);
+  const std::vector<std::byte> question =
+      Encode(VerdictQuestion{{kGroup, Step(1)}, {RefOf(MemberNumber(0))}, Samples(1)});
+  ask.total_bytes = question.size();
+  a.Send(ask, question);
+  EXPECT_THAT(a.replies, IsEmpty()) << "one is no quorum";
+  a.Apply(ReturnedTo(QuorumPlan({kA}), 2));
+  EXPECT_EQ(a.Statuses(), std::vector{OperationStatus::kNotOwner});
+  a.Send(ask, question);
+  EXPECT_EQ(a.Statuses(), std::vector{OperationStatus::kNotOwner}) << "it was on its way";
+  ask.job_generation = JobGeneration(2);
+  ask.base.lineage = 1;
+  a.Send(ask, question);
+  EXPECT_THAT(a.replies, IsEmpty());
+}
+
+TEST_F(QuorumAsker, AnAskerThatReturnsForgetsWhatItHeard) {
+  b_.Apply(PlanWithLead(kA, 1));
+  for (uint32_t member : {0, 1, 2}) PushHere(member, 1);
+  b_.shards.OnVerdict(0, VerdictOn(1, {0, 1, 3}), Seconds(1), &b_.replies);
+  EXPECT_NE(b_.shards.verdicts().Find({kGroup, Step(1)}), nullptr);
+  // The owner of the lead chunk is lost; another has it now.
+  b_.Apply(ReturnedTo(PlanWithLead(kC, 1), 2));
+  EXPECT_EQ(b_.shards.verdicts().Find({kGroup, Step(1)}), nullptr);
+  b_.shards.OnVerdict(0, VerdictOn(1, {0, 1, 3}), Seconds(1), &b_.replies);
+  EXPECT_EQ(b_.shards.verdicts().Find({kGroup, Step(1)}), nullptr) << "it was on its way";
+  Load(b_, kSecond);
+  b_.replies.clear();
+  asked_.clear();
+  for (uint32_t member : {0, 1, 2}) PushHere(member, 1);
+  ASSERT_THAT(asked_, SizeIs(1));
+  EXPECT_EQ(asked_[0].lead.owner.node, kC);
+  EXPECT_EQ(asked_[0].lead.lineage, 1u);
+  b_.shards.OnVerdict(1, VerdictOn(1, {0, 1, 2}), Seconds(1), &b_.replies);
+  EXPECT_THAT(b_.replies, SizeIs(3));
 }
 
 }  // namespace

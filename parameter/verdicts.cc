@@ -227,6 +227,15 @@ void Verdicts::Learn(const VerdictAnswer& answer) {
   news_.insert(answer.push.group);
 }
 
+void Verdicts::Forget() {
+  decided_.clear();
+  offered_.clear();
+  waiting_ = 0;
+  answers_.clear();
+  questions_.clear();
+  news_.clear();
+}
+
 // ---- Between leads ----------------------------------------------------------------------------
 
 std::vector<GroupVerdicts> Verdicts::HandOver() const {

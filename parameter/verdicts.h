@@ -80,7 +80,7 @@ class Verdicts {
     VerdictAnswer answer;
   };
   std::vector<Answer> TakeAnswers() { return std::exchange(answers_, {}); }
-  // The lead chunk goes away: who waits is to ask the next lead.
+  // The lead chunk goes away, or back to a checkpoint: who waits is to ask the next lead.
   std::vector<Operation> TakeWaiting();
 
   // ---- The other owners' side.
@@ -91,6 +91,9 @@ class Verdicts {
   std::set<GroupId> TakeNews() { return std::exchange(news_, {}); }
   // A member of `group` passed further steps.
   void Prune(GroupId group);
+
+  // Back to a checkpoint: nothing was decided, offered or learned.
+  void Forget();
 
   // ---- Between leads.
   std::vector<GroupVerdicts> HandOver() const;

@@ -268,25 +268,26 @@ void SimServer::SendQuestion(uint64_t token) {
   const OutgoingQuestion question = it->second.second;
   const bool lost = world()->random().OneIn(50);
   After(world()->random().TimeBetween(Ticks(0), Milliseconds(4)), [this, token, question, lost] {
-    SimServer* const to = find_server(question.to.name);
-    if (lost || !to->alive() || to->self().incarnation != question.to.incarnation) return;
+    SimServer* const to = find_server(question.lead.owner.name);
+    if (lost || !to->alive() || to->self().incarnation != question.lead.owner.incarnation) return;
     to->TakeQuestion(this, token, question);
   });
   After(kPause, [this, token] { SendQuestion(token); });
 }
 
 void SimServer::TakeQuestion(SimServer* from, uint64_t token, const OutgoingQuestion& question) {
-  const uint32_t lane = JobShards::ThreadOf(question.lead, kThreads);
+  const uint32_t lane = JobShards::ThreadOf(question.chunk, kThreads);
   Operation op;
   op.kind = OperationKind::kVerdict;
   op.route = kQuestionRoutes + ++last_token_;
   op.sender = from->self().node;
   op.incarnation = from->self().incarnation;
   op.sequence = Sequence(token);
-  op.job_generation = question.generation;
+  op.job_generation = question.lead.generation;
+  op.base.lineage = question.lead.lineage;
   op.group = question.push.group;
   op.step = op.origin_step = question.push.step;
-  op.chunk = question.lead;
+  op.chunk = question.chunk;
   op.total_bytes = question.bytes->size();
   askers_[op.route] = {from, from->life(), token};
   Post(lane, [this, lane, op, bytes = question.bytes] {
@@ -314,11 +315,12 @@ void SimServer::OnAnswer(uint64_t token, const Reply& reply) {
   const auto it = asked_.find(token);
   if (it == asked_.end() || reply.status == OperationStatus::kNotYet) return;
   const uint32_t lane = it->second.first;
+  const uint32_t lineage = it->second.second.lead.lineage;
   asked_.erase(it);
   if (reply.status != OperationStatus::kOk) return;
-  Post(lane, [this, lane, answer = reply.state] {
+  Post(lane, [this, lane, lineage, answer = reply.state] {
     Replies replies;
-    (*lanes_)[lane].job->OnVerdict(*answer, world()->now(), &replies);
+    (*lanes_)[lane].job->OnVerdict(lineage, *answer, world()->now(), &replies);
     Send(lane, replies);
   });
 }

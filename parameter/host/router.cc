@@ -78,21 +78,25 @@ uint64_t MemoryOf(const Plan& plan, NodeId self, size_t slots) {
   return bytes;
 }
 
+PeerLinkOptions LinkOptionsOf(const RouterOptions& options) {
+  return {options.self, options.incarnation, options.key, options.transport, options.on_link_down};
+}
+
 class RouterImpl final : public Router {
  public:
   explicit RouterImpl(const RouterOptions& options)
       : options_(options),
-        mover_({options.self, options.incarnation, options.key, options.transport,
-                options.on_link_down, [this](ReturnedChunk chunk) { TakeBack(std::move(chunk)); }}),
-        verdict_links_({options.self, options.incarnation, options.key, options.transport,
-                        options.on_link_down,
-                        [this](const FrameHeader& header,
-                               std::shared_ptr<const std::vector<std::byte>> question) {
-                          AskHere(header, std::move(question));
-                        },
-                        [this](JobId job, uint32_t thread, std::vector<std::byte> answer) {
-                          Deliver(job, thread, std::move(answer));
-                        }}) {
+        mover_(
+            {LinkOptionsOf(options), [this](ReturnedChunk chunk) { TakeBack(std::move(chunk)); }}),
+        verdict_links_(
+            {LinkOptionsOf(options),
+             [this](const FrameHeader& header,
+                    std::shared_ptr<const std::vector<std::byte>> question) {
+               AskHere(header, std::move(question));
+             },
+             [this](JobId job, uint32_t thread, uint32_t lineage, std::vector<std::byte> answer) {
+               Deliver(job, thread, lineage, std::move(answer));
+             }}) {
     PACELINE_CHECK(options_.threads >= 1);
     for (uint32_t i = 0; i < options_.threads; ++i) {
       threads_.push_back(std::make_unique<ShardThread>(
@@ -145,7 +149,7 @@ class RouterImpl final : public Router {
   void TakeBack(ReturnedChunk chunk);
   uint32_t BusyPermille() EXCLUDES(report_mutex_);
   void AskHere(const FrameHeader& header, std::shared_ptr<const std::vector<std::byte>> question);
-  void Deliver(JobId job, uint32_t thread, std::vector<std::byte> answer);
+  void Deliver(JobId job, uint32_t thread, uint32_t lineage, std::vector<std::byte> answer);
 
   const RouterOptions options_;
   RouterCounters counters_;
@@ -283,6 +287,7 @@ void RouterImpl::ApplyPlan(const Plan& plan, Done done) {
           links->Ask(thread, std::move(question));
         });
         job.ApplyPlan(plan, t.Now(), replies);
+        links->Follow(id, job.verdict_lead());
         if (arrived != nullptr && plan->plan.withdrawn) {
           arrived->Arrive(job.Missing());
         } else if (arrived != nullptr) {
@@ -351,10 +356,12 @@ void RouterImpl::Seal(const SealedDirective& directive, Done done) {
 void RouterImpl::EndJob(const EndJobDirective& directive, Done done) {
   keys_.EndJob(directive.job);
   mover_.Forget(directive.job);
-  verdict_links_.Forget(directive.job);
+  // A thread that has not ended the job yet may still ask: the last one leaves nothing.
   OnEveryThread(directive.job, std::move(done),
-                [id = directive.job](ShardThread& t, JobShards*, ParameterShard::Replies*) {
+                [id = directive.job, links = &verdict_links_](ShardThread& t, JobShards*,
+                                                              ParameterShard::Replies*) {
                   t.EndJob(id);
+                  links->Forget(id);
                   return absl::OkStatus();
                 });
 }
@@ -376,12 +383,13 @@ void RouterImpl::AskHere(const FrameHeader& header,
   });
 }
 
-void RouterImpl::Deliver(JobId id, uint32_t thread, std::vector<std::byte> answer) {
-  threads_[thread]->Post([id, answer = std::move(answer)](ShardThread& t) {
+void RouterImpl::Deliver(JobId id, uint32_t thread, uint32_t lineage,
+                         std::vector<std::byte> answer) {
+  threads_[thread]->Post([id, lineage, answer = std::move(answer)](ShardThread& t) {
     JobShards* const job = t.Find(id);
     if (job == nullptr) return;
     ParameterShard::Replies replies;
-    job->OnVerdict(answer, t.Now(), &replies);
+    job->OnVerdict(lineage, answer, t.Now(), &replies);
     t.Send(id, replies);
   });
 }

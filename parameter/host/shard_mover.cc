@@ -9,9 +9,6 @@
 namespace paceline {
 namespace {
 
-constexpr Ticks kConnectTimeout = Seconds(2);
-constexpr Ticks kFirstRetry = Milliseconds(20);
-constexpr Ticks kLongestRetry = Seconds(1);
 constexpr Ticks kDownAfter = Seconds(1);
 constexpr Ticks kDownAgainAfter = Seconds(2);
 // A multiple of a piece, well below what a message may have.
@@ -21,10 +18,6 @@ constexpr uint64_t kPartBytes = 64u << 20;
 constexpr uint64_t kAheadBytes = 64u << 20;
 
 Ticks Now() { return Clock::Real().Now(); }
-
-Ticks PauseAfter(uint32_t tries) {
-  return std::min(kLongestRetry, Ticks(kFirstRetry.value() << std::min(tries, 6u)));
-}
 
 }  // namespace
 
@@ -59,41 +52,60 @@ ReturnedChunk ShardMover::Return(Parcel& parcel) const {
   return returned;
 }
 
+ServerInfo ShardMover::AddressOf(const OutgoingChunk& chunk) const {
+  const auto newest = newest_.find(chunk.job);
+  if (newest == newest_.end() || newest->second.generation <= chunk.generation) return chunk.to;
+  const auto server = newest->second.servers.find(chunk.to.node);
+  return server == newest->second.servers.end() ? chunk.to : server->second;
+}
+
+std::shared_ptr<Channel> ShardMover::Redirect(Link& link, const ServerInfo& to) {
+  if (link.to == to) return nullptr;
+  link.to = to;
+  std::shared_ptr<Channel> channel = link.channel;
+  if (channel != nullptr) Lose(link, channel.get());
+  link.reach.Reset();
+  wake_.SignalAll();
+  return channel;
+}
+
 void ShardMover::Give(OutgoingChunk chunk) {
   if (options_.transport == nullptr) return;
   auto parcel = std::make_shared<Parcel>();
   parcel->chunk = std::move(chunk);
   std::optional<ReturnedChunk> returned;
-  std::vector<std::thread> ended;
+  std::shared_ptr<Channel> past;
   {
     MutexLock lock(&mutex_);
     if (stopping_) return;
     if (IsReturned(parcel->chunk)) {
       returned = Return(*parcel);
     } else if (IsWanted(parcel->chunk)) {
-      ended = Reap();
       std::shared_ptr<Link>& link = links_[{parcel->chunk.job, parcel->chunk.to.node}];
       if (link == nullptr) {
         link = std::make_shared<Link>();
         link->at = {parcel->chunk.job, parcel->chunk.to.node};
-        link->thread = std::thread([this, link] { Run(link); });
+        link->to = AddressOf(parcel->chunk);
+        threads_.Start([this, started = link] { Run(started); });
       }
-      link->to = parcel->chunk.to;
+      past = Redirect(*link, AddressOf(parcel->chunk));
       link->parcels.push_back(std::move(parcel));
       wake_.SignalAll();
     }
   }
-  for (std::thread& thread : ended) thread.join();
+  if (past != nullptr) past->Close(absl::CancelledError("this owner is elsewhere now"));
   if (returned && options_.on_returned) options_.on_returned(*std::move(returned));
 }
 
 void ShardMover::Follow(const Plan& plan) {
   std::vector<ReturnedChunk> returned;
+  std::vector<std::shared_ptr<Channel>> past;
   {
     MutexLock lock(&mutex_);
     Newest& newest = newest_[plan.job];
     if (plan.generation < newest.generation) return;
-    newest = {plan.generation, plan.move, {}};
+    newest = {plan.generation, plan.move, {}, {}};
+    for (const ServerInfo& server : plan.servers) newest.servers[server.node] = server;
     for (const ChunkMove& move : plan.moves) {
       if (move.from == options_.self) newest.to[move.chunk] = move.to;
     }
@@ -104,9 +116,13 @@ void ShardMover::Follow(const Plan& plan) {
         if (back) returned.push_back(Return(**it));
         it = back || !IsWanted((*it)->chunk) ? link->parcels.erase(it) : it + 1;
       }
-      if (link->parcels.empty()) link->down_since = Ticks();
+      if (link->parcels.empty()) link->reach.Reset();
+      const auto server = newest.servers.find(at.second);
+      if (server == newest.servers.end()) continue;
+      if (auto channel = Redirect(*link, server->second)) past.push_back(std::move(channel));
     }
   }
+  for (auto& channel : past) channel->Close(absl::CancelledError("this owner is elsewhere now"));
   if (!options_.on_returned) return;
   for (ReturnedChunk& chunk : returned) options_.on_returned(std::move(chunk));
 }
@@ -124,27 +140,15 @@ std::map<JobId, Bytes> ShardMover::Memory() {
 
 // ---- Ends -----------------------------------------------------------------------------------
 
-void ShardMover::End(const std::shared_ptr<Link>& link,
-                     std::vector<std::shared_ptr<Channel>>* channels) {
-  link->gone = true;
-  link->parcels.clear();
-  if (link->channel != nullptr) channels->push_back(std::move(link->channel));
-  gone_.push_back(link);
+void ShardMover::End(Link& link, std::vector<std::shared_ptr<Channel>>* channels) {
+  link.gone = true;
+  link.parcels.clear();
+  if (link.channel != nullptr) channels->push_back(std::move(link.channel));
   wake_.SignalAll();
-}
-
-std::vector<std::thread> ShardMover::Reap() {
-  std::vector<std::thread> ended;
-  std::erase_if(gone_, [&ended](const std::shared_ptr<Link>& link) {
-    if (link->ended) ended.push_back(std::move(link->thread));
-    return link->ended;
-  });
-  return ended;
 }
 
 void ShardMover::Forget(JobId job) {
   std::vector<std::shared_ptr<Channel>> channels;
-  std::vector<std::thread> ended;
   {
     MutexLock lock(&mutex_);
     newest_.erase(job);
@@ -153,27 +157,23 @@ void ShardMover::Forget(JobId job) {
         ++it;
         continue;
       }
-      End(it->second, &channels);
+      End(*it->second, &channels);
       it = links_.erase(it);
     }
-    ended = Reap();
   }
   for (auto& channel : channels) channel->Close(absl::CancelledError("the job ended"));
-  for (std::thread& thread : ended) thread.join();
 }
 
 void ShardMover::Stop() {
   std::vector<std::shared_ptr<Channel>> channels;
-  std::vector<std::shared_ptr<Link>> gone;
   {
     MutexLock lock(&mutex_);
     stopping_ = true;
-    for (auto& [at, link] : links_) End(link, &channels);
+    for (auto& [at, link] : links_) End(*link, &channels);
     links_.clear();
-    gone.swap(gone_);
   }
   for (auto& channel : channels) channel->Close(absl::CancelledError("this owner is ending"));
-  for (const std::shared_ptr<Link>& link : gone) link->thread.join();
+  threads_.JoinAll();
 }
 
 // ---- A destination's thread -----------------------------------------------------------------
@@ -220,7 +220,7 @@ bool ShardMover::WaitForWork(Link& link) {
     const Ticks now = Now();
     std::optional<Ticks> at;
     if (link.channel == nullptr) {
-      if (!link.parcels.empty()) at = link.next_try;
+      if (!link.parcels.empty()) at = link.reach.next_try();
     } else {
       at = NextPart(link, now);
     }
@@ -232,7 +232,6 @@ bool ShardMover::WaitForWork(Link& link) {
       return true;
     }
   }
-  link.ended = true;
   return false;
 }
 
@@ -242,13 +241,11 @@ void ShardMover::Open(Link& link) {
     MutexLock lock(&mutex_);
     to = link.to;
   }
-  const PeerIdentity self{link.at.first, options_.self, options_.incarnation, PeerRole::kServer};
-  auto channel =
-      options_.transport->Connect(to.data_address, self, options_.key, this, kConnectTimeout);
+  auto channel = Dial(options_, link.at.first, to, this);
   if (!channel.ok()) return NotOpened(link, channel.status());
   {
     MutexLock lock(&mutex_);
-    if (!link.gone) {
+    if (!link.gone && link.to == to) {
       link.channel = *std::move(channel);
       return;
     }
@@ -257,30 +254,18 @@ void ShardMover::Open(Link& link) {
 }
 
 void ShardMover::NotOpened(Link& link, const absl::Status& cause) {
-  Ticks down;
-  bool first = false;
+  std::optional<Reach::Outage> outage;
   std::string name;
   {
     MutexLock lock(&mutex_);
     if (link.gone || link.parcels.empty()) return;
-    const Ticks now = Now();
-    if (link.down_since == Ticks()) {
-      link.down_since = now;
-      link.next_word = now + kDownAfter;
-      link.tries = 0;
-    }
-    link.next_try = now + PauseAfter(link.tries++);
-    if (now < link.next_word) return;
-    first = link.next_word == link.down_since + kDownAfter;
-    link.next_word = now + kDownAgainAfter;
-    down = now - link.down_since;
+    outage = link.reach.Failed(Now());
     name = link.to.name;
   }
-  if (first)
-    LogWarning("mover", "chunks cannot be given to ", name, ": ", std::string(cause.message()));
-  if (options_.on_link_down) {
-    options_.on_link_down(link.at.second, down, std::string(cause.message()));
-  }
+  if (!outage) return;
+  const std::string why(cause.message());
+  if (outage->first) LogWarning("mover", "chunks cannot be given to ", name, ": ", why);
+  if (options_.on_link_down) options_.on_link_down(link.at.second, outage->since, why);
 }
 
 // Copies of hundreds of megabytes: neither shard threads nor replies wait for them.
@@ -391,7 +376,7 @@ absl::Status ShardMover::OnFrame(Channel& channel, const FrameHeader& header, Pa
 }
 
 Ticks ShardMover::OnReply(Link& link, const FrameHeader& header) {
-  link.down_since = Ticks();
+  link.reach.Reset();
   for (auto it = link.parcels.begin(); it != link.parcels.end(); ++it) {
     Parcel& parcel = **it;
     const auto message = parcel.outstanding.find(header.sequence);
@@ -403,7 +388,6 @@ Ticks ShardMover::OnReply(Link& link, const FrameHeader& header) {
     parcel.probing = false;
     parcel.tries = 0;
     parcel.refused_since = Ticks();
-    link.tries = 0;
     if (parcel.taken == parcel.bytes->size()) link.parcels.erase(it);
     return Ticks();
   }
@@ -439,7 +423,7 @@ void ShardMover::Lose(Link& link, const Channel* channel) {
   link.channel.reset();
   const Ticks now = Now();
   // A channel that opens and is lost before anything was taken is no better than none.
-  link.next_try = now + PauseAfter(link.tries++);
+  link.reach.Lost(now);
   for (const std::shared_ptr<Parcel>& parcel : link.parcels) parcel->Rewind(now);
   wake_.SignalAll();
 }

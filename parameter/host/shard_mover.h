@@ -15,11 +15,11 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "common/runtime/mutex.h"
+#include "parameter/host/peer_link.h"
 #include "parameter/job_shards.h"
 #include "plan/plan.h"
 #include "transport/channel.h"
@@ -34,14 +34,8 @@ struct ReturnedChunk {
   std::vector<std::byte> bytes;
 };
 
-struct ShardMoverOptions {
-  NodeId self;
-  Incarnation incarnation;
-  SecretKey key{};
-  Transport* transport = nullptr;  // null: nothing is ever given
-  // A destination was out of reach, or refused a chunk, for `since`; said again every few seconds
-  // while it is so.
-  std::function<void(NodeId peer, Ticks since, const std::string& cause)> on_link_down;
+// Without a transport nothing is ever given. A chunk that is refused is told as a link down, too.
+struct ShardMoverOptions : PeerLinkOptions {
   std::function<void(ReturnedChunk)> on_returned;
 };
 
@@ -88,13 +82,8 @@ class ShardMover final : public FrameSink {
     std::shared_ptr<Channel> channel;
     std::deque<std::shared_ptr<Parcel>> parcels;
     uint64_t last_sequence = 0;
-    Ticks next_try;
-    uint32_t tries = 0;
-    Ticks down_since;  // 0: up, or nothing waits
-    Ticks next_word;   // about its being down
+    Reach reach;
     bool gone = false;
-    bool ended = false;  // its thread has nothing to do any more
-    std::thread thread;
   };
   struct Outgoing {
     std::shared_ptr<Channel> channel;
@@ -108,6 +97,7 @@ class ShardMover final : public FrameSink {
     JobGeneration generation;
     uint64_t move = 0;
     std::map<ChunkKey, NodeId> to;
+    std::map<NodeId, ServerInfo> servers;
   };
 
   void Run(const std::shared_ptr<Link>& link) EXCLUDES(mutex_);
@@ -131,17 +121,19 @@ class ShardMover final : public FrameSink {
   bool IsWanted(const OutgoingChunk& chunk) const REQUIRES(mutex_);
   bool IsReturned(const OutgoingChunk& chunk) const REQUIRES(mutex_);
   ReturnedChunk Return(Parcel& parcel) const REQUIRES(mutex_);
-  void End(const std::shared_ptr<Link>& link, std::vector<std::shared_ptr<Channel>>* channels)
-      REQUIRES(mutex_);
-  std::vector<std::thread> Reap() REQUIRES(mutex_);
+  // Where the newest plan has the owner that the chunk goes to.
+  ServerInfo AddressOf(const OutgoingChunk& chunk) const REQUIRES(mutex_);
+  // A destination that started again is elsewhere. The channel to close, if any.
+  std::shared_ptr<Channel> Redirect(Link& link, const ServerInfo& to) REQUIRES(mutex_);
+  void End(Link& link, std::vector<std::shared_ptr<Channel>>* channels) REQUIRES(mutex_);
 
   const ShardMoverOptions options_;
   Mutex mutex_;
   CondVar wake_;
   std::map<Destination, std::shared_ptr<Link>> links_ GUARDED_BY(mutex_);
-  std::vector<std::shared_ptr<Link>> gone_ GUARDED_BY(mutex_);  // whose threads are to be joined
   std::map<JobId, Newest> newest_ GUARDED_BY(mutex_);
   bool stopping_ GUARDED_BY(mutex_) = false;
+  LinkThreads threads_;  // started under mutex_
 };
 
 }  // namespace paceline

@@ -209,6 +209,20 @@ TEST_F(ShardMoverTest, WhatTheNewestPlanDoesNotListIsDropped) {
   EXPECT_THAT(taker_.moves(), ElementsAre(9));
 }
 
+TEST_F(ShardMoverTest, AnOwnerThatStartedAgainElsewhereIsGivenItThere) {
+  taker_.Answer(FrameStatus::kNotYet);
+  mover_.Give(Chunk(2, 7));
+  ASSERT_TRUE(taker_.AwaitMessages(1));
+  Taker again(network_);
+  Plan plan = PlanWith(4, 7, {{kChunk, kServer, kOther}});
+  plan.servers = {Chunk(2, 7).to};
+  plan.servers[0].data_address = again.address();
+  plan.servers[0].incarnation = Incarnation(2);
+  mover_.Follow(plan);
+  EXPECT_TRUE(again.AwaitWhole());
+  mover_.Stop();
+}
+
 TEST_F(ShardMoverTest, WhatIsGivenBackReturns) {
   taker_.Answer(FrameStatus::kNotYet);
   mover_.Give(Chunk(2, 7));

@@ -10,46 +10,75 @@
 namespace paceline {
 namespace {
 
-constexpr Ticks kConnectTimeout = Seconds(2);
-constexpr Ticks kFirstRetry = Milliseconds(20);
-constexpr Ticks kLongestRetry = Seconds(1);
-constexpr Ticks kPause = Milliseconds(5);
-constexpr Ticks kDownAfter = Seconds(1);
 // A group waits for the answer; gradients do not.
 constexpr int32_t kPriority = std::numeric_limits<int32_t>::max();
 
 Ticks Now() { return Clock::Real().Now(); }
 
+void CloseWith(const std::shared_ptr<Channel>& channel, const char* cause) {
+  if (channel != nullptr) channel->Close(absl::CancelledError(cause));
+}
+
 }  // namespace
 
-VerdictLinks::VerdictLinks(VerdictLinksOptions options) : options_(std::move(options)) {
-  thread_ = std::thread([this] { Run(); });
-}
+// ---- Questions ----------------------------------------------------------------------------------
 
 void VerdictLinks::Ask(uint32_t thread, OutgoingQuestion question) {
   std::vector<Outgoing> outgoing;
+  std::shared_ptr<Channel> past;
+  LinkPtr link;
   {
     MutexLock lock(&mutex_);
     if (stopping_) return;
-    for (auto& [at, link] : links_) {
-      if (at.first != question.job) continue;
-      std::erase_if(link.pending, [&](const auto& entry) {
-        return entry.second.thread == thread && entry.second.question.push == question.push;
-      });
+    const JobId job = question.job;
+    if (const auto it = links_.find(job); it != links_.end()) {
+      VerdictLead& known = it->second->lead;
+      if (question.lead.IsSame(known)) {
+        known.generation = std::max(known.generation, question.lead.generation);
+      } else if (question.lead.generation < known.generation) {
+        return;
+      } else {
+        past = End(job);
+      }
     }
-    const Destination at{question.job, question.to.node};
-    Link& link = links_[at];
-    link.to = question.to;
-    link.here = question.to.node == options_.self;
-    link.pending[++link.last_sequence] = {thread, std::move(question), false, Ticks()};
-    Collect(at, link, &outgoing);
-    if (outgoing.empty()) wake_.Signal();
+    LinkPtr& current = links_[job];
+    if (current == nullptr) {
+      current = std::make_shared<Link>();
+      current->job = job;
+      current->lead = question.lead;
+      current->here = question.lead.owner.node == options_.self;
+      threads_.Start([this, started = current] { Run(started); });
+    }
+    link = current;
+    std::erase_if(link->pending, [&](const auto& entry) {
+      return entry.second.thread == thread && entry.second.question.push == question.push;
+    });
+    link->pending[++last_sequence_] = {thread, std::move(question), false, Ticks()};
+    outgoing = Collect(*link);
+    if (outgoing.empty()) wake_.SignalAll();
   }
-  SendAll(outgoing);
+  CloseWith(past, "another is the lead owner now");
+  SendAll(link, outgoing);
 }
 
-void VerdictLinks::Collect(const Destination& at, Link& link, std::vector<Outgoing>* out) {
-  if (!link.here && link.channel == nullptr) return;
+void VerdictLinks::Follow(JobId job, const VerdictLead& lead) {
+  std::shared_ptr<Channel> past;
+  {
+    MutexLock lock(&mutex_);
+    const auto it = links_.find(job);
+    if (it == links_.end() || lead.generation <= it->second->lead.generation) return;
+    if (lead.IsSame(it->second->lead)) {
+      it->second->lead.generation = lead.generation;
+    } else {
+      past = End(job);
+    }
+  }
+  CloseWith(past, "another is the lead owner now");
+}
+
+std::vector<VerdictLinks::Outgoing> VerdictLinks::Collect(Link& link) {
+  std::vector<Outgoing> out;
+  if (!link.here && link.channel == nullptr) return out;
   const Ticks now = Now();
   for (auto& [sequence, pending] : link.pending) {
     if (pending.sent || pending.due > now) continue;
@@ -57,63 +86,87 @@ void VerdictLinks::Collect(const Destination& at, Link& link, std::vector<Outgoi
     const OutgoingQuestion& question = pending.question;
     FrameHeader header;
     header.kind = FrameKind::kVerdict;
-    header.job = at.first;
-    header.job_generation = question.generation;
+    header.job = link.job;
+    header.job_generation = question.lead.generation;
+    header.version.lineage = question.lead.lineage;
     header.group = question.push.group;
     header.step = header.origin_step = question.push.step;
-    header.tensor = question.lead.tensor;
-    header.chunk = question.lead.chunk;
+    header.tensor = question.chunk.tensor;
+    header.chunk = question.chunk.chunk;
     header.sender = options_.self;
     header.incarnation = options_.incarnation;
-    header.sequence = Sequence(sequence);
-    out->push_back({link.channel, header, question.bytes});
+    header.sequence = sequence;
+    out.push_back({link.channel, header, question.bytes});
   }
+  return out;
 }
 
-void VerdictLinks::SendAll(const std::vector<Outgoing>& outgoing) {
+void VerdictLinks::SendAll(const LinkPtr& link, const std::vector<Outgoing>& outgoing) {
   for (const Outgoing& out : outgoing) {
     if (out.channel == nullptr) {
       options_.ask_here(out.header, out.bytes);
-    } else {
-      // What the channel loses is sent again when it has closed.
-      out.channel->Send(out.header, *out.bytes, kPriority,
-                        [bytes = out.bytes](const absl::Status&) {});
+      continue;
     }
+    out.channel->Send(out.header, *out.bytes, kPriority,
+                      [this, link, channel = out.channel.get(), sequence = out.header.sequence,
+                       bytes = out.bytes](const absl::Status& status) {
+                        if (!status.ok()) NotSent(*link, channel, sequence, status);
+                      });
   }
+}
+
+void VerdictLinks::NotSent(Link& link, const Channel* channel, Sequence sequence,
+                           const absl::Status& cause) {
+  MutexLock lock(&mutex_);
+  // A channel that was closed before it was stored says so here only.
+  if (!absl::IsResourceExhausted(cause)) return Lose(link, channel);
+  const auto it = link.pending.find(sequence);
+  if (it == link.pending.end()) return;
+  it->second.sent = false;
+  it->second.due = Now() + PauseAfter(0);
+  wake_.SignalAll();
 }
 
 // ---- Answers ------------------------------------------------------------------------------------
 
-bool VerdictLinks::TakeReply(Link& link, const FrameHeader& header, uint32_t* thread) {
-  const auto it = link.pending.find(header.sequence.value());
-  if (it == link.pending.end()) return false;  // another question took its place
+std::optional<VerdictLinks::Pending> VerdictLinks::TakeReply(Link& link,
+                                                             const FrameHeader& header) {
+  const auto it = link.pending.find(header.sequence);
+  if (it == link.pending.end()) return std::nullopt;  // another question took its place
+  link.reach.Reset();
   if (header.status == FrameStatus::kNotYet) {
     it->second.sent = false;
-    it->second.due = Now() + kFirstRetry;
-    wake_.Signal();
-    return false;
+    it->second.due = Now() + PauseAfter(0);
+    wake_.SignalAll();
+    return std::nullopt;
   }
-  *thread = it->second.thread;
+  Pending pending = std::move(it->second);
   link.pending.erase(it);
-  // One that is not the lead any more is not asked again: the thread that asked follows its plan.
-  if (header.status == FrameStatus::kOk) return true;
-  if (header.status != FrameStatus::kNotOwner && header.status != FrameStatus::kJobEnded) {
-    LogError("verdicts", link.to.name, " does not answer about step ", header.step.value(),
-             " of group ", header.group.value(), " of job ", header.job.value(), ": ",
-             Absl(Name(header.status)));
+  switch (header.status) {
+    case FrameStatus::kOk:
+      return pending;
+    // One that is not the lead any more is not asked again: the thread that asked follows its plan.
+    case FrameStatus::kNotOwner:
+    case FrameStatus::kJobEnded:
+      break;
+    default:
+      LogError("verdicts", link.lead.owner.name, " does not answer about step ",
+               header.step.value(), " of group ", header.group.value(), " of job ",
+               header.job.value(), ": ", Absl(Name(header.status)));
   }
-  return false;
+  return std::nullopt;
 }
 
 void VerdictLinks::OnLocalReply(const FrameHeader& header,
                                 const std::shared_ptr<const std::vector<std::byte>>& answer) {
-  uint32_t thread = 0;
+  std::optional<Pending> asked;
   {
     MutexLock lock(&mutex_);
-    const auto it = links_.find({header.job, options_.self});
-    if (stopping_ || it == links_.end() || !TakeReply(it->second, header, &thread)) return;
+    const auto it = links_.find(header.job);
+    if (it != links_.end()) asked = TakeReply(*it->second, header);
   }
-  if (answer != nullptr) options_.deliver(header.job, thread, *answer);
+  if (!asked || answer == nullptr) return;
+  options_.deliver(header.job, asked->thread, asked->question.lead.lineage, *answer);
 }
 
 absl::Status VerdictLinks::OnFrame(Channel& channel, const FrameHeader& header, Payload payload) {
@@ -126,116 +179,113 @@ absl::Status VerdictLinks::OnFrame(Channel& channel, const FrameHeader& header, 
         absl::StrCat("a verdict of ", header.total, " bytes; it has to fit one piece"));
   }
   JobId job;
-  uint32_t thread = 0;
-  bool taken = false;
+  std::optional<Pending> asked;
   {
     MutexLock lock(&mutex_);
-    for (auto& [at, link] : links_) {
-      if (link.channel.get() != &channel) continue;
-      job = at.first;
-      taken = TakeReply(link, header, &thread);
+    for (auto& [id, link] : links_) {
+      if (link->channel.get() != &channel) continue;
+      job = id;
+      asked = TakeReply(*link, header);
     }
-    if (stopping_) return absl::OkStatus();
   }
-  if (taken) options_.deliver(job, thread, {payload.bytes().begin(), payload.bytes().end()});
+  if (!asked) return absl::OkStatus();
+  options_.deliver(job, asked->thread, asked->question.lead.lineage,
+                   {payload.bytes().begin(), payload.bytes().end()});
   return absl::OkStatus();
-}
-
-void VerdictLinks::OnClosed(Channel& channel, const absl::Status& /*cause*/) {
-  MutexLock lock(&mutex_);
-  for (auto& [at, link] : links_) {
-    if (link.channel.get() != &channel) continue;
-    link.channel.reset();
-    for (auto& [sequence, pending] : link.pending) pending.sent = false;
-  }
-  wake_.Signal();
 }
 
 // ---- Connections --------------------------------------------------------------------------------
 
-bool VerdictLinks::HasUnsent() const {
-  return std::any_of(links_.begin(), links_.end(), [](const auto& entry) {
-    return std::any_of(entry.second.pending.begin(), entry.second.pending.end(),
-                       [](const auto& pending) { return !pending.second.sent; });
-  });
-}
-
-void VerdictLinks::Run() {
+void VerdictLinks::Run(const LinkPtr& link) {
   while (true) {
-    std::vector<Destination> closed;
     std::vector<Outgoing> outgoing;
+    bool open = false;
     {
       MutexLock lock(&mutex_);
-      while (!stopping_ && !HasUnsent()) wake_.Wait(&mutex_);
-      if (stopping_) return;
-      const Ticks now = Now();
-      for (auto& [at, link] : links_) {
-        const bool wanted = !link.here && link.channel == nullptr && !link.pending.empty();
-        if (wanted && link.next_try <= now && options_.transport != nullptr) closed.push_back(at);
-        Collect(at, link, &outgoing);
+      while (!link->gone) {
+        const std::optional<Ticks> at = NextWork(*link);
+        const Ticks now = Now();
+        if (at && *at <= now) break;
+        if (at) {
+          wake_.WaitFor(&mutex_, *at - now);
+        } else {
+          wake_.Wait(&mutex_);
+        }
       }
+      if (link->gone) return;
+      open = !link->here && link->channel == nullptr;
+      outgoing = Collect(*link);
     }
-    SendAll(outgoing);
-    for (const Destination& at : closed) Open(at);
-    MutexLock lock(&mutex_);
-    if (!stopping_ && closed.empty()) wake_.WaitFor(&mutex_, kPause);
+    if (open) Open(*link);
+    SendAll(link, outgoing);
   }
 }
 
-void VerdictLinks::Open(const Destination& at) {
-  ServerInfo to;
-  {
-    MutexLock lock(&mutex_);
-    const auto it = links_.find(at);
-    if (it == links_.end()) return;
-    to = it->second.to;
+std::optional<Ticks> VerdictLinks::NextWork(const Link& link) const {
+  if (!link.here && link.channel == nullptr) {
+    if (link.pending.empty() || options_.transport == nullptr) return std::nullopt;
+    return link.reach.next_try();
   }
-  const PeerIdentity self{at.first, options_.self, options_.incarnation, PeerRole::kServer};
-  auto channel =
-      options_.transport->Connect(to.data_address, self, options_.key, this, kConnectTimeout);
-  std::string cause;
-  Ticks down;
+  std::optional<Ticks> at;
+  for (const auto& [sequence, pending] : link.pending) {
+    if (!pending.sent) at = std::min(at.value_or(pending.due), pending.due);
+  }
+  return at;
+}
+
+void VerdictLinks::Open(Link& link) {
+  // `lead.owner` and `job` of a link never change.
+  auto channel = Dial(options_, link.job, link.lead.owner, this);
+  std::optional<Reach::Outage> outage;
   {
     MutexLock lock(&mutex_);
-    const auto it = links_.find(at);
-    if (it == links_.end()) {
-      if (channel.ok()) (*channel)->Close(absl::CancelledError("nothing is to be asked any more"));
-      return;
-    }
-    Link& link = it->second;
-    if (channel.ok()) {
+    if (!link.gone && channel.ok()) {
       link.channel = *std::move(channel);
-      link.tries = 0;
-      link.down_since = Ticks();
-      link.said_down = false;
+      link.reach.Opened();
       return;
     }
-    const Ticks now = Now();
-    if (link.down_since == Ticks()) link.down_since = now;
-    link.next_try =
-        now + std::min(kLongestRetry, Ticks(kFirstRetry.value() << std::min(link.tries++, 6u)));
-    down = now - link.down_since;
-    if (down < kDownAfter || std::exchange(link.said_down, true)) return;
-    cause = std::string(channel.status().message());
+    if (!link.gone) outage = link.reach.Failed(Now());
   }
-  LogWarning("verdicts", "the lead owner ", to.name, " cannot be asked: ", cause);
-  if (options_.on_link_down) options_.on_link_down(at.second, down, cause);
+  if (channel.ok()) return CloseWith(*channel, "nothing is to be asked any more");
+  if (!outage) return;
+  const std::string cause(channel.status().message());
+  if (outage->first) {
+    LogWarning("verdicts", "the lead owner ", link.lead.owner.name, " cannot be asked: ", cause);
+  }
+  if (options_.on_link_down) options_.on_link_down(link.lead.owner.node, outage->since, cause);
+}
+
+void VerdictLinks::OnClosed(Channel& channel, const absl::Status& /*cause*/) {
+  MutexLock lock(&mutex_);
+  for (auto& [job, link] : links_) Lose(*link, &channel);
+}
+
+void VerdictLinks::Lose(Link& link, const Channel* channel) {
+  if (link.channel.get() != channel) return;
+  link.channel.reset();
+  link.reach.Lost(Now());
+  for (auto& [sequence, pending] : link.pending) pending.sent = false;
+  wake_.SignalAll();
+}
+
+std::shared_ptr<Channel> VerdictLinks::End(JobId job) {
+  const auto it = links_.find(job);
+  if (it == links_.end()) return nullptr;
+  const LinkPtr link = it->second;
+  links_.erase(it);
+  link->gone = true;
+  link->pending.clear();
+  wake_.SignalAll();
+  return std::move(link->channel);
 }
 
 void VerdictLinks::Forget(JobId job) {
-  std::vector<std::shared_ptr<Channel>> channels;
+  std::shared_ptr<Channel> channel;
   {
     MutexLock lock(&mutex_);
-    for (auto it = links_.begin(); it != links_.end();) {
-      if (it->first.first != job) {
-        ++it;
-        continue;
-      }
-      if (it->second.channel != nullptr) channels.push_back(std::move(it->second.channel));
-      it = links_.erase(it);
-    }
+    channel = End(job);
   }
-  for (auto& channel : channels) channel->Close(absl::CancelledError("the job ended"));
+  CloseWith(channel, "the job ended");
 }
 
 void VerdictLinks::Stop() {
@@ -243,14 +293,10 @@ void VerdictLinks::Stop() {
   {
     MutexLock lock(&mutex_);
     stopping_ = true;
-    for (auto& [at, link] : links_) {
-      if (link.channel != nullptr) channels.push_back(std::move(link.channel));
-    }
-    links_.clear();
-    wake_.SignalAll();
+    while (!links_.empty()) channels.push_back(End(links_.begin()->first));
   }
-  for (auto& channel : channels) channel->Close(absl::CancelledError("this owner is ending"));
-  if (thread_.joinable()) thread_.join();
+  for (const auto& channel : channels) CloseWith(channel, "this owner is ending");
+  threads_.JoinAll();
 }
 
 }  // namespace paceline
