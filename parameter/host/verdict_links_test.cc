@@ -204,7 +204,7 @@ TEST_F(VerdictLinksTest, AThreadThatIsBehindAsksNoLeadOfThePast) {
   EXPECT_THAT(delivered_.Await(1), ElementsAre(3));
   Ask(3, LeadAt(lead_.address(), 1), 8);
   Ask(3, LeadAt(next_.address(), 2), 9);
-  EXPECT_THAT(next_.asked.Await(2), ElementsAre(7, 9)) << "over the channel that it had";
+  EXPECT_THAT(next_.asked.Await(2), ElementsAre(7, 9));
   EXPECT_THAT(delivered_.Await(2), ElementsAre(3, 3));
 }
 
