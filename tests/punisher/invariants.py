@@ -4,8 +4,10 @@ from cluster import Violation, harness
 from script import CANARIES, SCHEDULER
 
 TRAINING_SAMPLES = harness.TRAINING_SAMPLES
-# Of the final accuracy against the undisturbed run: one point.
+# Of the final accuracy against the undisturbed run: one point. Where returns to checkpoints cost more than a twentieth of
+# the samples, which short laps feel, as many times more.
 ACCURACY = 0.01
+LOST_PART = 0.05
 # Memory, of processes that lived two minutes or more. A step adds nothing; a leak of one record of 64 bytes at each of
 # 150 steps a second would be 9.6 kB/s. What grows by itself stays below a third of that: the scheduler's events
 # (bounded, 1000 of them); and now and then the heap takes a piece more (128 kB, of several threads).
@@ -90,8 +92,10 @@ def accuracy(view, undisturbed=None):
     if not found or len(set(found.values())) != 1:
         raise Violation(f"workers end with different weights: test accuracies {found}")
     value = next(iter(found.values()))
-    if undisturbed is not None and value < undisturbed - ACCURACY:
-        raise Violation(f"test accuracy {value:.4f}, {undisturbed:.4f} undisturbed")
+    lost = view["samples_discarded"] / view["samples_total"]
+    allowed = ACCURACY * max(1.0, lost / LOST_PART)
+    if undisturbed is not None and value < undisturbed - allowed:
+        raise Violation(f"test accuracy {value:.4f}, {undisturbed:.4f} undisturbed; {lost:.1%} of the samples discarded")
     return value
 
 
