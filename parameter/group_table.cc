@@ -7,9 +7,11 @@ namespace paceline {
 void GroupTable::ApplyPlan(const std::vector<GroupPlan>& groups, const std::vector<NodeRef>& fenced,
                            GroupId next_group) {
   next_group_ = std::max(next_group_, next_group);
+  std::vector<NodeRef> news;
   for (const NodeRef& dead : fenced) {
-    Incarnation& known = fenced_[dead.node];
-    known = std::max(known, dead.incarnation);
+    if (IsFenced(dead.node, dead.incarnation)) continue;
+    fenced_[dead.node] = dead.incarnation;
+    news.push_back(dead);
   }
   for (const GroupPlan& group : groups) {
     const Generation* const newest = Newest(group.id);
@@ -25,6 +27,7 @@ void GroupTable::ApplyPlan(const std::vector<GroupPlan>& groups, const std::vect
                                    [&it](const GroupPlan& g) { return g.id == it->first; });
     it = named ? std::next(it) : groups_.erase(it);
   }
+  for (const NodeRef& dead : news) AwaitNoLonger(dead);
   CountLive();
 }
 
@@ -56,7 +59,25 @@ void GroupTable::Fence(const NodeRef& dead, const std::vector<GroupPlan>& groups
     HoldForAllSteps(group);
     covered_.erase({group.id, dead.node});
   }
+  AwaitNoLonger(dead);
   CountLive();
+}
+
+// It was going over from a group whose other members are past the steps it still owed there: what
+// they are in holds for those, too.
+void GroupTable::AwaitNoLonger(const NodeRef& dead) {
+  for (auto& [id, generations] : groups_) {
+    bool owes = false;
+    for (size_t i = 0; i + 1 < generations.size(); ++i) {
+      const Step next = generations[i + 1].activation;
+      for (const Member& member : generations[i].plan->members) {
+        owes = owes ||
+               (next > Step(0) && member.node == dead.node &&
+                member.incarnation <= dead.incarnation && !IsCovered(id, member, next - Step(1)));
+      }
+    }
+    if (owes) HoldForAllSteps(GroupPlan(*generations.back().plan));
+  }
 }
 
 void GroupTable::HoldForAllSteps(const GroupPlan& group) {

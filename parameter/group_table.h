@@ -98,6 +98,7 @@ class GroupTable {
   void Append(const GroupPlan& group, Step activation);
   bool IsOver(const Generation& generation, const Generation& next) const;
   void HoldForAllSteps(const GroupPlan& group);
+  void AwaitNoLonger(const NodeRef& dead);
   bool IsPastFence(const GroupPlan& group) const;  // that was not heard of here
   void CountLive();
 

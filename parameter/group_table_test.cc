@@ -104,6 +104,29 @@ TEST(GroupTable, AnOwnerThatHearsOfAGroupLateDoesNotWaitForItsJoiners) {
   EXPECT_FALSE(IsCovered(groups, 0, 9));
 }
 
+// Its death is of the group that it went to; the one it came from has gone on, or has ended.
+TEST(GroupTable, WhoDiesOnItsWayToAnotherGroupIsAwaitedInNone) {
+  for (const bool by_plan : {false, true}) {
+    GroupTable groups;
+    groups.ApplyPlan({GroupOf(0, {0, 1}), GroupOf(1, {2}), GroupOf(2, {3, 1})});
+    groups.Commit({GroupOf(0, {0}, 2, 43), GroupOf(1, {1, 2}, 2, 9)});
+    groups.Commit({GroupOf(2, {3}, 2, 20)});
+    groups.Cover(GroupId(2), MemberNumber(1).node, Incarnation(1), Step(19));
+    ASSERT_EQ(groups.InForce(GroupId(0), Step(42))->plan->members.size(), 2u);
+    const NodeRef dead{MemberNumber(1).node, Incarnation(1)};
+    GroupPlan left = GroupOf(1, {2}, 3, 9);
+    left.last_fence = left.generation;
+    if (by_plan) {
+      groups.ApplyPlan({GroupOf(0, {0}, 2, 43), left, GroupOf(2, {3}, 2, 20)}, {dead});
+    } else {
+      groups.Fence(dead, {left});
+    }
+    EXPECT_EQ(groups.InForce(GroupId(0), Step(42))->plan->members.size(), 1u);
+    EXPECT_EQ(groups.InForce(GroupId(2), Step(19))->plan->generation, GroupGeneration(1))
+        << "which it was done with";
+  }
+}
+
 TEST(GroupTable, APlanMakesUpForAFenceThatWasMissed) {
   // A commit for step 10 was heard; then a member died while the stream of directives was broken.
   GroupTable groups;

@@ -113,7 +113,9 @@ void Core::Impl::CheckpointIfDue(JobId id) {
         of.checkpoints.empty() ? of.first_step : LastStep(of.checkpoints.back().steps);
     run.last_cut = {now_, last};
   }
-  const uint64_t steps = step.value() - std::min(step, run.last_cut->step).value();
+  // The fastest group may have ended since.
+  run.last_cut->step = std::min(step, run.last_cut->step);
+  const uint64_t steps = step.value() - run.last_cut->step.value();
   const bool due = of.spec.checkpoint_every_steps != 0
                        ? steps >= of.spec.checkpoint_every_steps
                        : now_ - run.last_cut->at >= Seconds(of.spec.checkpoint_every_s);

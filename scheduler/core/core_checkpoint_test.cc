@@ -149,6 +149,29 @@ TEST_F(CutTest, NothingStaysOfOneThatTheEndOfTheJobCutsShort) {
   EXPECT_EQ(told.back().directory, "/ckpt/mnist-00000000-000001");
 }
 
+TEST_F(CutTest, TheyGoOnAfterTheFastestGroupHasEnded) {
+  JobSpec spec = Spec(2, "per-worker");
+  spec.checkpoint_every_steps = 100;
+  spec.checkpoint_dir = "/ckpt";
+  StartTraining(spec);
+  const auto says = [this](uint32_t worker, uint64_t step) {
+    WorkerReport report;
+    report.group = GroupId(worker);
+    report.step = paceline::Step(step);
+    c.Ask(W(worker), report);
+    c.Tick(100);
+  };
+  const auto taken = [this] { return c.manifests.size(); };
+  says(0, 5000);
+  says(1, 10);
+  ASSERT_EQ(taken(), 1u);
+  c.Ask(W(0), LeaveRequest{"done", 0, {}});
+  says(1, 20);
+  EXPECT_EQ(taken(), 1u);
+  says(1, 120);
+  EXPECT_EQ(taken(), 2u);
+}
+
 // Registered while the job returns to a checkpoint of its own, although it resumed from another.
 TEST_F(CutTest, TensorsWaitUntilTheShardsAreBack) {
   ResumeJobRequest resume{"mnist", "/old", {}};

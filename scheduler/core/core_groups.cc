@@ -325,6 +325,7 @@ void Core::Impl::CommitChange(JobId id) {
     Answer(it->second, NodeReply(Empty()));
     run.leavers.erase(it);
     ForgetWaiting(id, leaver);
+    run.on_their_way.erase(leaver);
     Unsettle(id, leaver);
   }
   if (LiveWorkers(id).empty()) return EndJob(id, JobState::kFinished, false, "all workers left");

@@ -185,6 +185,18 @@ TEST_F(MigrationTest, ItLeavesTheJobInstead) {
   EXPECT_EQ(Now(), "g0.2@43:0 g1.1@0:2 3 ");
 }
 
+// Nobody waits for the arrival of one that is gone.
+TEST_F(MigrationTest, ItLeavesTheJobOnItsWay) {
+  StartTwoGroups();
+  EXPECT_TRUE(c.StatusOf(Move(1, 1)).ok());
+  ASSERT_EQ(Now(), "g0.2@43:0 g1.2@9:1 2 3 ");
+  c.Ask(W(1), LeaveRequest{"done", 0, {}});
+  for (uint32_t i : {0, 2, 3}) Says(i, i / 2, 100);
+  ASSERT_TRUE(c.Join(c.Server("server-1")).ok());
+  c.Operate(DrainServerRequest{"server-0", false});
+  EXPECT_EQ(Said("moved"), 1);
+}
+
 TEST_F(MigrationTest, ItDiesBeforeItIsAgreed) {
   StartTwoGroups();
   Silence(W(3));

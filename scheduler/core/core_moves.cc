@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/status.h"
 #include "plan/chunking.h"
 #include "plan/rebalance.h"
@@ -176,6 +177,7 @@ void Core::Impl::FinishMoves(JobId id) {
 
 // The owners before still have what the new ones said they miss, and take it again.
 void Core::Impl::GiveBack(JobId id) {
+  PACELINE_CHECK(job(id).withdrawn);
   JobRuntime& run = runtime(id);
   std::vector<ChunkMove> back;
   for (const ChunkMove& move : job(id).moves) {

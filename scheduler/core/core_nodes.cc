@@ -326,6 +326,7 @@ void Core::Impl::On(const NodeRecord& from, RequestId request, LeaveRequest& bod
   Decide(scheduler::NodeGone{leaver.ref(), false});
   Answer(request, NodeReply(Empty()));
   ForgetWaiting(leaver.job, leaver.id);
+  run.on_their_way.erase(leaver.id);
   if (!job(leaver.job).active()) return;
   if (last) {
     const bool formed = job(leaver.job).state == JobState::kRunning;

@@ -175,6 +175,7 @@ void Core::Impl::RollBack(JobId id, NodeId dead, const std::string& reason) {
   back.totals.milliseconds += static_cast<uint64_t>(ms);
   Decide(std::move(back));
   run.moving_to.clear();
+  run.missing.clear();
   run.at_server.clear();
   run.applied_history.clear();
   run.restoring_since = now_;
