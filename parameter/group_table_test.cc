@@ -48,6 +48,27 @@ TEST(GroupTable, AGenerationHoldsFromItsActivationStep) {
       Admission::kPark);
 }
 
+// What comes of a group that is not known is too early, or too late: nobody waits for the latter.
+TEST(GroupTable, AGroupThatHasEndedIsNotOneThatIsYetToBegin) {
+  GroupTable groups;
+  GroupPlan other = GroupOf(0, {0, 1});
+  other.id = GroupId(1);
+  groups.ApplyPlan({other}, {}, GroupId(3));
+  const auto admit = [&groups](uint32_t group) {
+    const Admission boundary =
+        groups.AdmitBoundary(GroupId(group), GroupGeneration(1), NodeId(100), Incarnation(1));
+    const Admission push =
+        groups.Admit(GroupId(group), GroupGeneration(1), Step(0), NodeId(100), Incarnation(1))
+            .admission;
+    EXPECT_EQ(push, boundary);
+    return push;
+  };
+  EXPECT_EQ(admit(0), Admission::kOldGeneration);
+  EXPECT_EQ(admit(1), Admission::kAccept);
+  EXPECT_EQ(admit(2), Admission::kOldGeneration);
+  EXPECT_EQ(admit(3), Admission::kPark);
+}
+
 TEST(GroupTable, AGenerationStaysUntilItsStepsAreOverAndNotForEver) {
   GroupTable groups;
   std::vector<uint32_t> members(30);

@@ -58,6 +58,7 @@ class RecordingService final : public ControlService {
     }
     if (std::holds_alternative<ProcessEndedRequest>(request)) done(OperatorReply(Empty()));
     if (std::holds_alternative<RemoveWorkerRequest>(request)) done(OperatorReply(Empty()));
+    if (std::holds_alternative<MoveWorkerRequest>(request)) done(OperatorReply(Empty()));
     if (std::holds_alternative<DrainServerRequest>(request)) done(OperatorReply(Empty()));
   }
   void OpenWatch(NodeRef from, std::shared_ptr<DirectiveSink> sink) override {
@@ -154,6 +155,8 @@ TEST_F(GrpcTest, CarriesWhatAnOperatorAsks) {
   EXPECT_TRUE(client_->Operate(ended, Seconds(30)).ok());
   const RemoveWorkerRequest removed{"x", "w-1", "r"};
   EXPECT_TRUE(client_->Operate(removed, Seconds(30)).ok());
+  const MoveWorkerRequest moved{"x", "w-1", GroupId(3), "r"};
+  EXPECT_TRUE(client_->Operate(moved, Seconds(30)).ok());
   const DrainServerRequest drained{"server-0", true};
   EXPECT_TRUE(client_->Operate(drained, Seconds(30)).ok());
   const auto taken = client_->Operate(CheckpointJobRequest{"x", "/c"}, Seconds(30));
@@ -166,6 +169,7 @@ TEST_F(GrpcTest, CarriesWhatAnOperatorAsks) {
                                               StopJobRequest{"x", true, "r"},
                                               ended,
                                               removed,
+                                              moved,
                                               drained,
                                               CheckpointJobRequest{"x", "/c"},
                                               resume};
