@@ -50,16 +50,21 @@ class PlanMachine {
   Change Commit(const std::map<GroupId, GroupPlan>& in_place) {
     Change change = *std::move(change_);
     change_.reset();
-    for (GroupPlan& group : change.groups) {
+    Step left;  // where movers leave, at the latest: to them steps of a new group go on from there
+    for (GroupPlan& group : change.groups) {  // new ones have the highest ids, and come last
       const auto before = in_place.find(group.id);
-      const Step earliest =
-          MaxAcked(change, before == in_place.end() ? group : before->second) +
-          Step(kActivationMargin + (change.later.contains(group.id) ? change.later[group.id] : 0));
-      group.activation_step = std::max(group.activation_step, earliest);
+      const bool begins = before == in_place.end();
+      const uint64_t later = change.later.contains(group.id) ? change.later[group.id] : 0;
+      group.activation_step =
+          std::max(group.activation_step, MaxAcked(change, begins ? group : before->second) +
+                                              Step(kActivationMargin + later));
+      if (!begins) left = std::max(left, group.activation_step);
       for (Member& member : group.members) {
-        const bool arrives =
-            change.joiners.contains(member.node) || change.movers.contains(member.node);
-        if (arrives) member.first_step = group.activation_step;
+        const bool moves = change.movers.contains(member.node);
+        if (begins && moves) group.activation_step = std::max(group.activation_step, left);
+        if (moves || change.joiners.contains(member.node)) {
+          member.first_step = group.activation_step;
+        }
       }
     }
     return change;
