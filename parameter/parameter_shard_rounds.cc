@@ -40,7 +40,15 @@ void TakeNewer(Operation& current, const Operation& attempt) {
 
 MemberOperations& ParameterShard::OperationsOf(const Operation& operation) {
   const MemberKey key{operation.group, operation.sender};
-  auto it = members_.try_emplace(key, operation.incarnation).first;
+  const auto [it, first] = members_.try_emplace(key, operation.incarnation);
+  if (first) {
+    // It may come from another group, where it acknowledges nothing any more.
+    for (auto& [other, operations] : members_) {
+      const bool its = other.node == operation.sender && other.group != operation.group &&
+                       operations.incarnation() == operation.incarnation;
+      if (its) operations.Acknowledge(operation.acknowledged);
+    }
+  }
   if (it->second.incarnation() < operation.incarnation) {
     it->second = MemberOperations(operation.incarnation);
   }

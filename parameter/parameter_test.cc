@@ -267,6 +267,18 @@ TEST(Once, AKeptReplyHasTheWeightsOfItsTimeWhateverCameAfter) {
   EXPECT_EQ(again[0].version.count, 1u);
 }
 
+// What is kept for its old group holds weights of the past.
+TEST(Once, OneThatComesFromAnotherGroupHasHadTheRepliesOfThatOne) {
+  ShardHarness h(1, kSgd, {GroupOf(0, {0}), GroupOf(1, {0, 1})});
+  Sent push{.values = {2}};
+  push.sequence = 5;
+  ASSERT_THAT(h.Send(push), SizeIs(1));
+  ASSERT_THAT(h.Send(push), SizeIs(1)) << "answered again";
+  h.Send({.group = 1, .sequence = 6, .acknowledged = 5});
+  EXPECT_THAT(h.Send(push), SizeIs(0)) << "a stray repetition";
+  EXPECT_THAT(h.weights(), ElementsAre(-2));
+}
+
 TEST(Once, TheReplyGoesToTheNewestChannelWhicheverFrameComesLast) {
   ShardHarness h(1, kSgd, {GroupOf(0, {0, 1})});
   h.Send({.member = 0, .values = {2}, .sequence = 7, .route = 1});
