@@ -1,7 +1,7 @@
 // Questions about pushes over loopback, to leads that answer, are silent, or are gone.
 #include "parameter/host/verdict_links.h"
 
-#include <set>
+#include <algorithm>
 #include <utility>
 
 #include "gmock/gmock.h"
