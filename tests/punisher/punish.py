@@ -195,10 +195,13 @@ def undisturbed(options, link):
 
 
 def until_ended(run):
-    """The workers, however long that takes; says how far they are."""
+    """The workers, however long that takes while the daemons are there; says how far they are."""
     poll, next_say = Poll(run), time.monotonic() + SAY_S
     while any(run.processes[name].poll() is None for name in WORKERS):
         poll.tick()
+        gone = [name for name in run.ended_by_themselves() if name not in WORKERS]
+        if gone:
+            raise Violation(f"undisturbed: {gone[0]} ended by itself (load {os.getloadavg()[0]:.1f}): {run.log(gone[0])}")
         if time.monotonic() >= next_say:
             next_say += SAY_S
             say(f"undisturbed: {poll.done():.0%} of the samples")
@@ -229,6 +232,9 @@ def punish(options, means):
     try:
         expected = options.undisturbed or undisturbed(options, link)
         return laps(options, means, link, expected)
+    except Violation as violation:  # of the undisturbed run
+        say(f"\nVIOLATION: {violation}")
+        return 1
     finally:
         link.close()
 
