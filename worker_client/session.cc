@@ -355,6 +355,7 @@ void SessionImpl::BeginStep(Step step) {
           group_->current().id.value(), ", step ", group_->step().value());
   arrives_ = true;
   passed_.reset();
+  step_times_us_.clear();  // of the other group
 }
 
 // As a joiner does, it takes part in its first round there with nothing, and goes on from the

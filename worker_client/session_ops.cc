@@ -265,6 +265,7 @@ std::optional<Ticks> SessionImpl::Settle(Pending& pending, ChunkOp& op,
 std::optional<Ticks> SessionImpl::LeaveBehind(const Pending& pending, ChunkOp& op) {
   const bool past = op.header.group != group_->current().id;
   const bool lead = op.header.tensor == plan_.lead_tensor && op.header.chunk == ChunkIndex(0);
+  if (lead && pending.lapsed && IsPush(op.header.kind)) counters_.discarded += pending.samples;
   if (!past && IsPush(op.header.kind) && lead && !pending.lapsed) {
     const uint64_t refused = std::min(offered_this_step_, pending.samples.value());
     offered_this_step_ -= refused;

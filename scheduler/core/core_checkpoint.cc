@@ -35,6 +35,15 @@ Ticks CutTimeout(const scheduler::JobRecord& job) {
   return Seconds(static_cast<int64_t>(kLeastSeconds + bytes / kLeastBytesPerSecond));
 }
 
+// Of the groups there are: owners remember those that ended, whose steps mean nothing any more.
+std::map<GroupId, paceline::Step> StepsOf(const scheduler::JobRecord& job, const Cut& cut) {
+  std::map<GroupId, paceline::Step> steps;
+  for (const auto& [group, step] : cut.steps) {
+    if (job.groups.contains(group)) steps.emplace(group, step);
+  }
+  return steps;
+}
+
 }  // namespace
 
 // ---- Asking for one -----------------------------------------------------------------------------
@@ -241,7 +250,7 @@ CheckpointManifest Core::Impl::ManifestOf(const JobRecord& job, const Cut& cut) 
   manifest.spec = job.spec;
   manifest.lineage = job.lineage;
   manifest.updates = cut.updates;
-  manifest.steps = cut.steps;
+  manifest.steps = StepsOf(job, cut);
   scheduler::SampleLedger samples = cut.samples;
   for (const WorkerSamples& w : cut.workers) {
     const scheduler::SettledSamples before = SettledOf(job, w.worker);
@@ -266,7 +275,7 @@ CheckpointRecord Core::Impl::RecordOf(const JobRecord& job, const Cut& cut) cons
   record.path = cut.path;
   record.updates = cut.updates;
   record.tensors = static_cast<uint32_t>(job.tensors.size());
-  record.steps = cut.steps;
+  record.steps = StepsOf(job, cut);
   std::map<NodeId, WorkerSamples> totals;
   for (const auto& [worker, settled] : job.settled) {
     totals[worker] = {worker, Samples(settled.applied), Samples(settled.discarded)};
@@ -364,10 +373,10 @@ void Core::Impl::CutTaken(JobId id, const Cut& cut) {
   Drop(id, std::move(dropped));
   Say(job(id).spec.name, "checkpoint",
       absl::StrCat("cut ", cut.number, " complete in ", cut.path, ": step ",
-                   LastStep(cut.steps).value(), ", update ", cut.updates, ", ", cut.parts.size(),
-                   cut.parts.size() == 1 ? " part" : " parts"));
+                   LastStep(StepsOf(job(id), cut)).value(), ", update ", cut.updates, ", ",
+                   cut.parts.size(), cut.parts.size() == 1 ? " part" : " parts"));
   if (!cut.request) return;
-  CheckpointReply reply{cut.path, cut.steps};
+  CheckpointReply reply{cut.path, StepsOf(job(id), cut)};
   if (cut.from == NodeId(0)) {
     Answer(*cut.request, OperatorReply(std::move(reply)));
   } else {

@@ -14,7 +14,7 @@ using scheduler::Migration;
 
 // A worker owes its old group up to two steps after the agreement; the new one does not count on it
 // before about as long has passed there. A bound for measurements that are off.
-constexpr uint64_t kMaxLaterSteps = 10'000;
+constexpr uint64_t kMaxLaterSteps = 100;
 
 const GroupPlan* GroupOf(const JobRecord& job, NodeId worker) {
   for (const auto& [id, group] : job.groups) {
@@ -126,6 +126,7 @@ void Core::Impl::DropMigration(JobId id, NodeId worker, const absl::Status& stat
 // Those that are waited for and still can; false when there is none.
 bool Core::Impl::AddMigrations(JobId id, Change& change) {
   const std::map<NodeId, Migration> waiting = runtime(id).migrations;
+  if (waiting.empty()) return false;
   std::map<GroupId, GroupPlan> groups = job(id).groups;
   std::set<GroupId> touched;
   uint32_t next_group = job(id).next_group;
@@ -238,7 +239,8 @@ void Core::Impl::ExpectArrivals(JobId id) {
       for (const auto& [other, plan] : job(id).groups) {
         if (other != to) others.insert(other);
       }
-      if (!others.empty()) runtime(id).on_their_way[m.node] = std::move(others);
+      // Also when the one it comes from has ended: it must arrive before it is asked for more.
+      runtime(id).on_their_way[m.node] = std::move(others);
     }
   }
 }

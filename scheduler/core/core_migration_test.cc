@@ -197,6 +197,27 @@ TEST_F(MigrationTest, ItLeavesTheJobOnItsWay) {
   EXPECT_EQ(Said("moved"), 1);
 }
 
+// The group it comes from has ended, so that nothing but its own word says where it is.
+TEST_F(MigrationTest, ARestartedSchedulerWaitsForItsArrival) {
+  Start(1, Spec(2, "per-worker"));
+  Register(W(0));
+  c.Ask(W(0), InitDoneRequest{{TensorId(0), TensorId(1)}});
+  InStep(0, 41);
+  InStep(1, 7);
+  EXPECT_TRUE(c.StatusOf(Move(0, 1)).ok());
+  ASSERT_EQ(Now(), "g1.2@9:0 1 ");
+  c.RestartScheduler();
+  for (const std::string& node : {std::string("server-0"), W(0), W(1)}) Hear(node);
+  Says(0, 0, 41);
+  Says(1, 1, 8);
+  EXPECT_EQ(
+      Refusal(0, std::nullopt),
+      "worker worker-0 of job mnist cannot go to a group of its own: it is still on its way to "
+      "group 1; try again in a moment");
+  Says(0, 1, 9);
+  EXPECT_EQ(Refusal(0, std::nullopt), "");
+}
+
 TEST_F(MigrationTest, ItDiesBeforeItIsAgreed) {
   StartTwoGroups();
   Silence(W(3));

@@ -80,7 +80,8 @@ bool Core::Impl::MayMove(const JobRecord& job) const {
       auto session = sessions_.find(m.node);
       if (session == sessions_.end()) return false;
       // An owner that is new to the job takes a group's newest generation for all steps.
-      if (session->second.worker.step < group.activation_step) return false;
+      const WorkerReport& at = session->second.worker;
+      if (at.group != group.id || at.step < group.activation_step) return false;
     }
   }
   return true;

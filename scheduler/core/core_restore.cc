@@ -151,6 +151,7 @@ void Core::Impl::RollBack(JobId id, NodeId dead, const std::string& reason) {
     const uint64_t from =
         in_it == to.steps.end() ? job(id).first_step.value() : in_it->second.value();
     for (const Member& m : group.members) {
+      if (sessions_[m.node].worker.group != group_id) continue;  // on its way
       const uint64_t at = sessions_[m.node].worker.step.value();
       steps = std::max(steps, at - std::min(at, from));
     }

@@ -234,6 +234,9 @@ void Core::Impl::On(const NodeRecord& from, RequestId request, ServerReport& bod
       kept = report;
     }
     if (!lead) continue;
+    std::erase_if(run.at_server, [&, owners = OwnersOf(it->second)](const auto& at) {
+      return at.first != server && at.second.lead && !owners.contains(at.first);
+    });
     run.applied_history.emplace_back(now_, applied);
     while (run.applied_history.size() > 16) run.applied_history.pop_front();
     // A fence that this owner has not acked yet may still change its counts; those of an earlier
