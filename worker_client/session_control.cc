@@ -312,10 +312,17 @@ void SessionImpl::ReportProgress(const std::map<std::string, double>& metrics) {
 
 // ---- Samples ------------------------------------------------------------------------------------
 
-bool SessionImpl::ReturnsQueued() const {
-  return std::any_of(outbox_.begin(), outbox_.end(), [](const NodeRequest& request) {
-    return std::holds_alternative<ReturnSamplesRequest>(request);
-  });
+absl::Status SessionImpl::AwaitReturns() {
+  const auto queued = [this]() NO_THREAD_SAFETY_ANALYSIS {
+    return std::any_of(outbox_.begin(), outbox_.end(), [](const NodeRequest& request) {
+      return std::holds_alternative<ReturnSamplesRequest>(request);
+    });
+  };
+  const Ticks deadline = Deadline();
+  while (failed_.ok() && queued() && Now() < deadline) {
+    changed_.WaitFor(&mutex_, deadline - Now());
+  }
+  return failed_;
 }
 
 absl::Status SessionImpl::Refill(uint32_t count) {
@@ -324,11 +331,7 @@ absl::Status SessionImpl::Refill(uint32_t count) {
     MutexLock lock(&mutex_);
     // What is given back may come again with this draw. The scheduler has to know of it first: told
     // a second time, after a lost answer, it would take the samples away again.
-    const Ticks deadline = Deadline();
-    while (failed_.ok() && ReturnsQueued() && Now() < deadline) {
-      changed_.WaitFor(&mutex_, deadline - Now());
-    }
-    if (!failed_.ok()) return failed_;
+    PACELINE_RETURN_IF_ERROR(AwaitReturns());
     const bool deterministic = plan_.spec.deterministic;
     request.wanted = Samples(std::min<uint64_t>(
         deterministic ? count : uint64_t{count} * kBatchesAhead, options_.max_lease_samples));

@@ -39,11 +39,7 @@ absl::Status SessionImpl::Adopt(bool leaving) {
     }
     if (!leaving && !(pushed_this_step_ && everywhere)) return absl::OkStatus();
     // What is given back is no longer held, and must not be taken for lost.
-    const Ticks deadline = Deadline();
-    while (failed_.ok() && ReturnsQueued() && Now() < deadline) {
-      changed_.WaitFor(&mutex_, deadline - Now());
-    }
-    if (!failed_.ok()) return failed_;
+    PACELINE_RETURN_IF_ERROR(AwaitReturns());
     adopted.lineage = plan_.lineage;
     if (lease_) adopted.held = lease_->Peek();
     adopted.held.insert(adopted.held.end(), in_hand_.begin(), in_hand_.end());

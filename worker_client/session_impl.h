@@ -226,7 +226,8 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   bool SendQueued() EXCLUDES(mutex_, send_mutex_);
   void OpenWatch();
   WorkerReport MakeReport() EXCLUDES(mutex_);
-  bool ReturnsQueued() const REQUIRES(mutex_);
+  // What is given back is with the scheduler, or the session's deadline is over.
+  absl::Status AwaitReturns() REQUIRES(mutex_);
   absl::Status Refill(uint32_t count);
   absl::StatusOr<NodeReply> CallScheduler(const NodeRequest& request);
   absl::StatusOr<NodeReply> CallScheduler(const NodeRequest& request, Ticks timeout);
