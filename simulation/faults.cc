@@ -53,7 +53,9 @@ void Faults::Happen() {
 SimWorker* Faults::Victim() {
   std::vector<SimWorker*> training;
   for (const auto& worker : cluster_->workers) {
-    if (worker->running() && worker->training()) training.push_back(worker.get());
+    // Who is to leave ends no epoch: another has to stay.
+    const bool stays = worker->running() && worker->training() && !worker->asked_to_leave();
+    if (stays) training.push_back(worker.get());
   }
   if (training.size() < 2) return nullptr;
   return training[world_->random().Below(training.size())];

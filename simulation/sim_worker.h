@@ -39,6 +39,7 @@ class SimWorker final : public Process {
 
   // What a program would do with SIGTERM: it leaves at the next boundary.
   void AskToLeave() { asked_to_leave_ = true; }
+  bool asked_to_leave() const { return asked_to_leave_; }
   NodeRef self() const { return self_; }
   // It has left; it is not started again.
   bool left() const { return phase_ == Phase::kLeft; }
