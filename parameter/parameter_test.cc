@@ -274,7 +274,7 @@ TEST(Once, OneThatComesFromAnotherGroupHasHadTheRepliesOfThatOne) {
   push.sequence = 5;
   ASSERT_THAT(h.Send(push), SizeIs(1));
   ASSERT_THAT(h.Send(push), SizeIs(1)) << "answered again";
-  h.Send({.group = 1, .sequence = 6, .acknowledged = 5});
+  h.Send({.values = {2}, .group = 1, .sequence = 6, .acknowledged = 5});
   EXPECT_THAT(h.Send(push), SizeIs(0)) << "a stray repetition";
   EXPECT_THAT(h.weights(), ElementsAre(-2));
 }
