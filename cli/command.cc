@@ -48,6 +48,8 @@ constexpr std::string_view kExitCodes =
 
 // Longer than the scheduler waits for the servers.
 constexpr Ticks kCheckpointTimeout = Seconds(150);
+// For chunks that move and a member that is found dead; it is agreed all the same after that.
+constexpr Ticks kMoveTimeout = Seconds(60);
 
 struct ViewCommand {
   std::string_view name;
@@ -321,8 +323,8 @@ int RunMove(int argc, const char* const* argv, const CommandContext& context) {
     }
     const absl::StatusOr<std::optional<GroupId>> group = GroupOf(options.group);
     if (!group.ok()) return Complain(context, Annotate(group.status(), "move"));
-    const auto reply =
-        conversation.Ask(MoveWorkerRequest{names[0], names[1], *group, options.reason});
+    const auto reply = conversation.Ask(
+        MoveWorkerRequest{names[0], names[1], *group, options.reason}, kMoveTimeout);
     if (!reply.ok()) return Complain(context, reply.status());
     *context.out << "worker " << names[1] << " of job " << names[0] << " goes over to "
                  << (*group ? absl::StrCat("group ", (*group)->value()) : "a group of its own")
