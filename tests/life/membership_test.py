@@ -5,7 +5,6 @@ import pathlib
 import re
 import signal
 import sys
-import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # tests/
@@ -117,24 +116,28 @@ class Moving(harness.ClusterTest):
 
     def test_it_is_killed_on_its_way_and_both_groups_go_on(self):
         names = [f"w{i}" for i in range(4)]
+        others = ["w0", "w2", "w3"]
+        hold = self.cluster.folder / "hold-w1"
         for i, name in enumerate(names):
-            self.cluster.start_probe(name, 4, "--groups=2,2", f"--index={i}")
+            self.cluster.start_probe(name, 4, "--groups=2,2", f"--index={i}", *([f"--hold={hold}"] if name == "w1" else []))
         self.cluster.until_step(names, 20)
         exchange = max(self.cluster.longest_gap(name, 0) for name in names)
-        self.cluster.kill("w1", signal.SIGSTOP)
-        move = threading.Thread(target=lambda: self.cluster.ctl("move", "job", "w1", "--group=1"))
-        move.start()
-        until(lambda: self.cluster.events("prepare"), "the change to be proposed")
-        self.cluster.kill("w1", signal.SIGCONT)
-        until(lambda: self.cluster.events("migrate")[1:], "it to be agreed")
-        self.cluster.kill("w1")
-        killed = time.monotonic()
-        move.join()
-        others = ["w0", "w2", "w3"]
+        held = time.monotonic()
+        hold.touch()
+        until(lambda: "holds " in self.cluster.text("w1"), "it to stay in its step")
+        # Agreed while it is in that step, the last but one that its old group counts on it for.
+        self.assertEqual(self.cluster.ctl("move", "job", "w1", "--group=1").returncode, 0)
         steps = {name: len(self.cluster.steps(name)) for name in others}
-        until(lambda: all(len(self.cluster.steps(n)) > steps[n] + 20 for n in others), "20 steps of each")
+        killed = time.monotonic()
+        self.cluster.kill("w1")
+        until(lambda: all(len(self.cluster.steps(name)) > steps[name] + 20 for name in others), "20 steps of each")
         for name in others:
-            self.assertLess(self.cluster.longest_gap(name, killed), FAILURE_TIMEOUT_S + 1 + exchange)
+            waited = self.cluster.longest_gap(name, killed) - (killed - held)
+            self.assertLess(waited, FAILURE_TIMEOUT_S + 1 + exchange, name)
+        self.assertNotIn("goes over", self.cluster.text("w1"), "it did not get there")
+        fenced = self.cluster.events("group")
+        for group in (0, 1):
+            self.assertTrue(any(f"group {group} generation 3" in event for event in fenced), fenced)
         self.stop(*others)
 
 

@@ -129,7 +129,7 @@ class Run(harness.Cluster):
         """`alone()`: no other fault is on; deadlines are the promised ones then."""
         return {"kill": self.kill_and_restart, "term": self.end_and_restart, "stop": self.stop_and_continue,
                 "drain": self.drain_and_restart, "join": self.join_and_drain, "cut": self.cut_and_heal,
-                "reset": self.reset_connections, "lose": self.lose_replies}[fault.kind](fault, alone)
+                "reset": self.reset_connections, "lose": self.lose_replies, "move": self.move}[fault.kind](fault, alone)
 
     def kill_and_restart(self, fault, alone):
         self.signal(fault.target, signal.SIGKILL)
@@ -196,21 +196,33 @@ class Run(harness.Cluster):
     def drain(self, server):
         begin = time.monotonic()
         while True:
-            command = subprocess.Popen(
-                [*self.place("operator"), harness.program("pacelinectl"), "drain", server,
-                 f"--scheduler={self.address}", f"--wait={PATIENCE_S}"],
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
-                env=harness.clean_environment(**self.env))
-            while command.poll() is None:
-                yield
-            said = command.stdout.read()
-            command.stdout.close()
-            if command.returncode == 0:
+            code, said = yield from self.operator("drain", server, f"--wait={PATIENCE_S}")
+            if code == 0:
                 return
             # 3: no scheduler at the moment. A server that has not joined yet is not known.
-            if command.returncode not in (1, 3, 4) or time.monotonic() - begin > PATIENCE_S:
-                raise Violation(f"drain {server} failed with {command.returncode}: {said}")
+            if code not in (1, 3, 4) or time.monotonic() - begin > PATIENCE_S:
+                raise Violation(f"drain {server} failed with {code}: {said}")
             yield from pause(0.2)
+
+    def move(self, fault, alone):
+        """A worker to another group. Refused where it is there, leaves, or the group has ended: that is an answer as well."""
+        code, said = yield from self.operator("move", self.job_of(fault.target), fault.target, f"--group={fault.peer}")
+        if code not in (0, 1, 3, 4):
+            raise Violation(f"move {fault.target} to group {fault.peer} failed with {code}: {said}")
+
+    def operator(self, *arguments):
+        """What pacelinectl says; others go on meanwhile."""
+        command = subprocess.Popen(
+            [*self.place("operator"), harness.program("pacelinectl"), *arguments, f"--scheduler={self.address}"],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
+            env=harness.clean_environment(**self.env))
+        try:
+            while command.poll() is None:
+                yield
+            return command.returncode, command.stdout.read()
+        finally:
+            harness.end(command)
+            command.stdout.close()
 
     # ---- The end
 

@@ -8,11 +8,11 @@ TRAINING_SAMPLES = harness.TRAINING_SAMPLES
 # the samples, which short laps feel, as many times more.
 ACCURACY = 0.01
 LOST_PART = 0.05
-# Memory, of processes that lived two minutes or more. A step adds nothing; a leak of one record of 64 bytes at each of
+# Memory, of processes that lived four minutes or more. A step adds nothing; a leak of one record of 64 bytes at each of
 # 150 steps a second would be 9.6 kB/s. What grows by itself stays below a third of that: in an undisturbed lap of six
 # minutes the scheduler grew by 2.1 kB/s (its events, bounded, 1000 of them), servers by 0.5, workers by 0.2. Faults leave
 # more behind, once: servers to which a dead one's chunks went grew by 0.6 MB.
-LIFE_S = 120
+LIFE_S = 240
 GROWTH_BYTES = 512_000
 GROWTH_BYTES_PER_S = 3_000
 # Owners report once more when the last worker has left; no promise, so long enough for a machine with other work.

@@ -9,6 +9,7 @@
     70.00 cut w2 * for 5.00           no packet passes between it and anybody
     80.00 reset w4 server-2 for 0.00  their connections are closed under them
     90.00 lose w4 * for 0.50          what servers answer is lost, then the connections break: w4 has to ask again
+    95.00 move w2 1 for 0.00          an operator asks for it to go to group 1
 """
 
 import dataclasses
@@ -18,6 +19,7 @@ import re
 WORKERS = tuple(f"w{i}" for i in range(6))
 CANARIES = tuple(f"c{i}" for i in range(3))
 SERVERS = tuple(f"server-{i}" for i in range(3))
+GROUPS = ("0", "1")  # of the workers, at the start
 EXTRA_SERVER = "server-3"
 SCHEDULER = "scheduler"
 
@@ -27,7 +29,7 @@ class Fault:
     at: float  # seconds of the lap
     kind: str
     target: str
-    peer: str  # the other end of a link; * is everybody; empty where it is no link
+    peer: str  # the other end of a link; * is everybody; where to of a move; else empty
     seconds: float  # until it is undone
 
     @property
@@ -69,6 +71,7 @@ def kinds(means):
         (3, "kill", (SCHEDULER,), (), 0.05, 1.5),
         (2, "stop", (SCHEDULER,), (), 0.1, 2.0),
         (1, "term", (SCHEDULER,), (), 0.05, 0.5),
+        (3, "move", WORKERS, GROUPS, 0, 0),
         (2, "stop", SERVERS, (), 0.05, 0.6),
         (2, "drain", SERVERS, (), 0.2, 1.0),
         (2, "join", (EXTRA_SERVER,), (), 1.0, 2.0),
@@ -141,7 +144,7 @@ def parse(text):
     for line in text.splitlines():
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        match = re.fullmatch(r"\s*([\d.]+) (kill|stop|term|drain|join|cut|reset|lose) ([\w-]+)(?: ([\w*-]+))? for ([\d.]+)\s*",
+        match = re.fullmatch(r"\s*([\d.]+) (kill|stop|term|drain|join|cut|reset|lose|move) ([\w-]+)(?: ([\w*-]+))? for ([\d.]+)\s*",
                              line)
         if not match:
             raise ValueError(f"not a fault: {line!r}; as in 12.40 kill w3 for 2.10")

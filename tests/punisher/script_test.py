@@ -39,7 +39,7 @@ class Script(unittest.TestCase):
         faults = [f for seed in range(50) for f in script.draw(seed, 0, 300, ALL)]
         for target in (*script.WORKERS, *script.CANARIES, *script.SERVERS, script.EXTRA_SERVER, script.SCHEDULER):
             self.assertTrue(any(f.target == target for f in faults), target)
-        self.assertEqual({f.kind for f in faults}, {"kill", "stop", "term", "drain", "join", "cut", "reset", "lose"})
+        self.assertEqual({f.kind for f in faults}, {"kill", "stop", "term", "drain", "join", "cut", "reset", "lose", "move"})
         # Servers too, where checkpoints make them good.
         self.assertEqual({f.target for f in faults if f.kind == "kill"},
                          {*script.WORKERS, *script.CANARIES, *script.SERVERS, script.SCHEDULER})
