@@ -151,6 +151,7 @@ std::string SummaryJson(const RunSummary& summary, const std::vector<Process>& p
       {"resumed_from", view.resumed_from.empty() ? Json(nullptr) : Json(view.resumed_from)},
       {"rollbacks", RollbacksJson(view.rollbacks)},
       {"not_finite_pushes", view.not_finite},
+      {"refused_frames", view.refused_frames},
       {"metrics", MetricsJson(view)},
       {"staleness", StalenessJson(view)},
       {"processes", ProcessesJson(processes)}};

@@ -57,6 +57,7 @@ Json JobJson(const JobView& job) {
           {"lost_samples", job.rollbacks.samples.value()},
           {"lost_ms", job.rollbacks.milliseconds},
           {"not_finite_pushes", job.not_finite},
+          {"refused_frames", job.refused_frames},
           {"metrics", metrics}};
 }
 

@@ -182,6 +182,12 @@ std::string CheckpointLines(const JobView& job, const Style& style) {
         Wrap("  nan      ",
              absl::StrCat(job.not_finite, " pushes held NaN or infinity and were left out"), style);
   }
+  if (job.refused_frames > 0) {
+    text += Wrap("  refused  ",
+                 absl::StrCat(job.refused_frames,
+                              " messages, of workers declared dead or of a plan that is over"),
+                 style);
+  }
   return text;
 }
 

@@ -118,6 +118,8 @@ struct JobView {
   RollbackTotals rollbacks;
   std::string resumed_from;  // path of a checkpoint, or empty
   uint64_t not_finite = 0;   // pushes that held NaN or infinity
+  uint64_t refused_frames =
+      0;  // by owners: of workers declared dead, of an old plan, for any reason
 
   bool operator==(const JobView&) const = default;
 };

@@ -191,6 +191,7 @@ void ToProto(const JobView& in, v1::JobView* out) {
   ToProto(in.rollbacks, out->mutable_rollbacks());
   out->set_resumed_from(in.resumed_from);
   out->set_not_finite(in.not_finite);
+  out->set_refused_frames(in.refused_frames);
 }
 
 absl::Status FromProto(const v1::JobView& in, JobView* out) {
@@ -210,6 +211,7 @@ absl::Status FromProto(const v1::JobView& in, JobView* out) {
   out->lineage = in.lineage();
   out->resumed_from = in.resumed_from();
   out->not_finite = in.not_finite();
+  out->refused_frames = in.refused_frames();
   out->id = JobId(in.id());
   out->reason = in.reason();
   out->generation = JobGeneration(in.generation());

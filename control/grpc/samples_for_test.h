@@ -253,6 +253,7 @@ inline JobView JobDetails() {
   view.rollbacks = {1, 2, 3, Samples(4), 5};
   view.resumed_from = "/srv/checkpoints/b";
   view.not_finite = 6;
+  view.refused_frames = 7;
   return view;
 }
 

@@ -205,8 +205,12 @@ JobView Core::Impl::ViewOf(const JobRecord& job) const {
   AddWorkers(job, view);
   if (!job.active()) ListFormerMembers(view);
   auto run = runtimes_.find(job.id);
-  if (run != runtimes_.end()) view.not_finite = run->second.not_finite;
-  if (run != runtimes_.end() && run->second.started_at != Ticks()) {
+  if (run == runtimes_.end()) return view;
+  view.not_finite = run->second.not_finite;
+  for (const auto& [server, report] : run->second.at_server) {
+    view.refused_frames += report.refused_frames;
+  }
+  if (run->second.started_at != Ticks()) {
     const Ticks until = job.active() ? now_ : run->second.ended_at;
     view.seconds_running = static_cast<uint64_t>(
         std::max<int64_t>(0, (until - run->second.started_at).value() / 1'000'000'000));

@@ -19,7 +19,7 @@ SUMMARY = {
     "job": str, "outcome": str, "reason": str, "seconds": NUMBER, "workers": int, "servers": int, "groups": int,
     "generations": int, "samples_drawn": int, "samples_applied": int, "samples_discarded": int,
     "samples_returned": int, "updates": int, "checkpoints": int, "newest_checkpoint": (str, type(None)),
-    "resumed_from": (str, type(None)), "rollbacks": dict, "not_finite_pushes": int, "metrics": dict,
+    "resumed_from": (str, type(None)), "rollbacks": dict, "not_finite_pushes": int, "refused_frames": int, "metrics": dict,
     "staleness": dict, "processes": list}
 ROLLBACKS = {"count": int, "steps": int, "updates": int, "samples": int, "seconds": NUMBER}
 METRIC = {"value": NUMBER, "worker": str, "step": int}
