@@ -100,7 +100,8 @@ void SimWorker::Connect(NodeId owner) {
         [this, owner](const absl::StatusOr<std::shared_ptr<Connection>>& connection) {
           Link& opened = links_.at(owner);
           opened.connecting = false;
-          if (!connection.ok()) return Connect(owner);
+          // One that broke before this was heard of has said so already, or will.
+          if (!connection.ok() || !(*connection)->open) return Connect(owner);
           opened.tries = 0;
           opened.connection = *connection;
           SendPending(owner);
