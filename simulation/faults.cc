@@ -71,8 +71,10 @@ void Faults::Restart(SimWorker* worker, Ticks delay) {
 }
 
 void Faults::KillWorker() {
-  SimWorker* const victim = Victim();
-  if (victim == nullptr) return;
+  if (SimWorker* const victim = Victim()) Kill(victim);
+}
+
+void Faults::Kill(SimWorker* victim) {
   const bool seen = world_->random().OneIn(2);
   world_->Trace("fault: ", victim->name(), " is killed", seen ? ", its launcher sees it" : "");
   const NodeRef self = victim->self();
@@ -185,16 +187,27 @@ void Faults::AskToLeave() {
   victim->AskToLeave();
 }
 
-// Sometimes where it is, or where no group is: that is refused.
+// Mostly to the group of another; where it is, or where no group is, is refused.
 void Faults::Migrate() {
   SimWorker* const victim = Victim();
-  if (victim == nullptr) return;
-  MoveWorkerRequest move{scenario_->job.name, victim->name(), std::nullopt, ""};
-  const uint64_t to = world_->random().Below(4);
-  if (to > 0) move.group = GroupId(static_cast<uint32_t>(to - 1));
+  SimWorker* const other = Victim();
+  if (victim == nullptr || other == nullptr) return;
+  MoveWorkerRequest move{scenario_->job.name, victim->name(), other->group(), ""};
+  if (world_->random().OneIn(5)) move.group = std::nullopt;
+  if (world_->random().OneIn(8)) move.group = GroupId(6);
   world_->Trace("fault: ", victim->name(), " is to go to ",
-                to > 0 ? absl::StrCat("group ", to - 1) : "a group of its own");
+                move.group ? absl::StrCat("group ", move.group->value()) : "a group of its own");
   cluster_->scheduler->Operate(std::move(move));
+  if (!world_->random().OneIn(4)) return;
+  // It may be on its way by then.
+  const Life life = victim->life();
+  world_->After(world_->random().TimeBetween(Milliseconds(1), Milliseconds(150)),
+                [this, victim, life] {
+                  if (over_ || victim->life() != life || !victim->running()) return;
+                  if (!victim->training() || Victim() == nullptr) return;
+                  Disturb();
+                  Kill(victim);
+                });
 }
 
 }  // namespace paceline::simulation

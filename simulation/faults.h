@@ -37,6 +37,7 @@ class Faults {
   void Next();
   void Happen();
   void KillWorker();
+  void Kill(SimWorker* victim);
   void StopWorker();
   void StopServer();
   void StopScheduler();

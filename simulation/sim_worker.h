@@ -43,6 +43,10 @@ class SimWorker final : public Process {
   NodeRef self() const { return self_; }
   // It has left; it is not started again.
   bool left() const { return phase_ == Phase::kLeft; }
+  std::optional<GroupId> group() const {
+    if (!group_ || !group_->in_group()) return std::nullopt;
+    return group_->current().id;
+  }
   bool training() const { return phase_ > Phase::kStartRound && phase_ < Phase::kReturning; }
   // The group whose rounds it waits for, and since when it does what it does.
   std::optional<GroupId> waiting_group() const;
