@@ -188,8 +188,7 @@ void Checker::OnGivenBack(NodeRef from, const std::vector<SampleRange>& ranges) 
   }
 }
 
-void Checker::OnLeft(NodeRef self, const WorkerLedger& l, bool early) {
-  last_left_early_ = early;
+void Checker::OnLeft(NodeRef self, const WorkerLedger& l) {
   if (l.drawn != l.applied + l.discarded + l.returned) {
     Fail("ledger", Text(self), " counts drawn ", l.drawn, " but applied ", l.applied,
          " + discarded ", l.discarded, " + returned ", l.returned);
@@ -535,7 +534,6 @@ void Checker::OnFinished(const JobView& job) {
   const bool by_step =
       scenario_->job.deterministic && scenario_->job.groups.kind == GroupSpec::Kind::kOne;
   if (by_step) return;  // the parts of members that died are nobody's
-  if (last_left_early_ && applied + discarded < job.total.value()) return;
   const uint64_t unused = scheduler::CountOf(never_used_);
   if (applied + discarded + unused != job.total.value()) {
     Fail("ledger", applied, " applied + ", discarded, " discarded + ", unused,

@@ -89,8 +89,8 @@ class Checker {
   void OnPush(NodeRef from, GroupId group, Step step, const std::vector<SampleRange>& ranges);
   void OnGivenBack(NodeRef from, const std::vector<SampleRange>& ranges);
   void OnReplyArrived(const Reply& reply);
-  // It has left in good order; `early`: asked to, with samples that others are to use.
-  void OnLeft(NodeRef self, const WorkerLedger& ledger, bool early);
+  // It has left in good order.
+  void OnLeft(NodeRef self, const WorkerLedger& ledger);
 
   // ---- The end, when the job is finished.
   void OnFinished(const JobView& job);
@@ -189,8 +189,7 @@ class Checker {
   uint64_t updates_ = 0;
   uint64_t rounds_ = 0;
   std::set<NodeRef> dead_;
-  bool finished_ = false;         // the job
-  bool last_left_early_ = false;  // so that nobody is left to use the rest
+  bool finished_ = false;  // the job
   std::vector<SampleRange> never_used_;
 };
 

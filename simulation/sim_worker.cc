@@ -418,7 +418,7 @@ void SimWorker::Finish() {
     return AwaitLeave();
   }
   world()->Trace(name(), ": has left");
-  checker_->OnLeft(self_, ledger_, asked_to_leave_);
+  checker_->OnLeft(self_, ledger_);
   Enter(Phase::kLeft);
   Kill();
 }
