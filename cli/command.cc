@@ -8,8 +8,9 @@
 #include <optional>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "cli/checkpoint_command.h"
+#include "cli/conversation.h"
+#include "cli/operator_commands.h"
 #include "cli/text_table.h"
 #include "cli/view_json.h"
 #include "cli/views.h"
@@ -42,15 +43,8 @@ constexpr std::string_view kUsage =
     "3 the scheduler could not be reached; 4 there is no such job;\n"
     "128 + signal when interrupted.\n";
 
-constexpr std::string_view kExitCodes =
-    "Exit codes: 0 done; 1 refused by the scheduler; 2 a wrong flag; 3 the scheduler\n"
-    "could not be reached; 4 there is no such job.\n";
-
 // Longer than the scheduler waits for the servers.
 constexpr Ticks kCheckpointTimeout = Seconds(150);
-// For chunks that move and a member that is found dead; it is agreed all the same after that.
-constexpr Ticks kMoveTimeout = Seconds(60);
-
 struct ViewCommand {
   std::string_view name;
   std::string_view usage;
@@ -84,35 +78,16 @@ constexpr std::array<ViewCommand, 5> kViews = {
                 1, StalenessText, StalenessJson}};
 
 struct Options {
-  std::string group;
-  bool undo = false;
-  uint32_t wait_s = 600;
   bool json = false;
   uint32_t watch_s = 0;  // 0: once
   uint64_t after = 0;
   uint32_t limit = 100;
-  std::string reason;
 };
 
 Style StyleOf(const CommandContext& context) {
   Style style;
   style.color = context.terminal && !context.environment.Get("NO_COLOR");
   return style;
-}
-
-int Complain(const CommandContext& context, const absl::Status& status) {
-  *context.err << "pacelinectl: " << status.message() << "\n" << std::flush;
-  switch (status.code()) {
-    case absl::StatusCode::kUnavailable:
-    case absl::StatusCode::kDeadlineExceeded:
-      return kExitUnreachable;
-    case absl::StatusCode::kNotFound:
-      return kExitNoSuchJob;
-    case absl::StatusCode::kInvalidArgument:
-      return kExitUsage;
-    default:
-      return kExitFailed;
-  }
 }
 
 void AddShowKeys(KeyTable& table, Options& options) {
@@ -122,73 +97,6 @@ void AddShowKeys(KeyTable& table, Options& options) {
                &options.watch_s);
   table.keys().back().implied = "2";
   table.Spelled("--watch", "");
-}
-
-// One subcommand that speaks with the scheduler: its flags are parsed, the client is there.
-class Conversation {
- public:
-  Conversation(const CommandContext& context, ClientConfig config)
-      : context_(context), config_(std::move(config)) {}
-
-  absl::Status Connect() {
-    PACELINE_ASSIGN_OR_RETURN(client_, context_.connect(config_.scheduler, config_.tls));
-    return absl::OkStatus();
-  }
-
-  // Waits at least `least` for what takes its time.
-  absl::StatusOr<OperatorReply> Ask(const OperatorRequest& request, Ticks least = Ticks()) {
-    auto reply = client_->Operate(request, std::max(least, Milliseconds(config_.timeout_ms)));
-    const bool no_answer =
-        absl::IsUnavailable(reply.status()) || absl::IsDeadlineExceeded(reply.status());
-    if (reply.ok() || !no_answer) return reply;
-    return Annotate(reply.status(), absl::StrCat("no scheduler answers at ", config_.scheduler,
-                                                 " (--scheduler or PACELINE_SCHEDULER)"));
-  }
-
-  // Of one job, or of all.
-  absl::StatusOr<ClusterView> Cluster(const std::string& of_job = "") {
-    PACELINE_ASSIGN_OR_RETURN(OperatorReply reply, Ask(StatusQuery{of_job}));
-    auto* view = std::get_if<ClusterView>(&reply);
-    if (view == nullptr) return absl::InternalError("the scheduler answered something else");
-    return std::move(*view);
-  }
-
-  absl::StatusOr<ClusterView> View() {
-    PACELINE_ASSIGN_OR_RETURN(ClusterView view, Cluster(job()));
-    if (job().empty()) return view;
-    std::erase_if(view.jobs, [&](const JobView& j) { return j.spec.name != job(); });
-    if (view.jobs.empty()) return absl::NotFoundError(absl::StrCat("no job \"", job(), "\""));
-    return view;
-  }
-
-  const std::vector<std::string>& arguments() const { return config_.arguments; }
-  std::string job() const { return config_.arguments.empty() ? "" : config_.arguments.front(); }
-
- private:
-  const CommandContext& context_;
-  const ClientConfig config_;
-  std::unique_ptr<ControlClient> client_;
-};
-
-// Parses the flags of a subcommand, then runs `body`. --help and errors end here.
-int WithConversation(int argc, const char* const* argv, const CommandContext& context,
-                     const std::string& usage, size_t max_arguments, KeyTable& keys,
-                     const std::function<int(Conversation&)>& body) {
-  auto parsed = LoadClientConfig(argc, argv, context.environment, usage + std::string(kExitCodes),
-                                 max_arguments, &keys);
-  if (!parsed.ok()) {
-    Complain(context, parsed.status());
-    return kExitUsage;
-  }
-  if (parsed->exit_code) {
-    *context.out << parsed->text << std::flush;
-    return *parsed->exit_code;
-  }
-  Conversation conversation(context, std::move(parsed->config));
-  if (const absl::Status status = conversation.Connect(); !status.ok()) {
-    return Complain(context, status);
-  }
-  return body(conversation);
 }
 
 // Calls `show` once, or every options.watch_s seconds until it fails.
@@ -245,142 +153,6 @@ int RunEvents(int argc, const char* const* argv, const CommandContext& context) 
                    << std::flush;
       return context.out->good() ? kExitDone : kExitFailed;
     });
-  };
-  return WithConversation(argc, argv, context, usage, 1, keys, body);
-}
-
-int RunStop(int argc, const char* const* argv, const CommandContext& context) {
-  Options options;
-  KeyTable keys;
-  keys.Text("reason", "shown in events and to the workers", &options.reason);
-  keys.Spelled("--reason", "");
-  const std::string usage =
-      "pacelinectl stop JOB: ends a job; its workers are told why\n\n"
-      "  pacelinectl stop mnist --reason \"wrong data\"\n\n";
-  const auto body = [&](Conversation& conversation) {
-    if (conversation.job().empty()) {
-      return Complain(context, absl::InvalidArgumentError("stop: name the job to stop"));
-    }
-    const auto reply = conversation.Ask(StopJobRequest{conversation.job(), false, options.reason});
-    if (!reply.ok()) return Complain(context, reply.status());
-    *context.out << "job " << conversation.job() << " stopped\n" << std::flush;
-    return static_cast<int>(kExitDone);
-  };
-  return WithConversation(argc, argv, context, usage, 1, keys, body);
-}
-
-int RunRemove(int argc, const char* const* argv, const CommandContext& context) {
-  Options options;
-  options.reason.clear();
-  KeyTable keys;
-  keys.Text("reason", "shown in events and to the worker", &options.reason);
-  keys.Spelled("--reason", "");
-  const std::string usage =
-      "pacelinectl remove JOB WORKER: lets a worker leave its job after its step; the\n"
-      "others go on without it\n\n"
-      "  pacelinectl remove mnist worker-3\n\n";
-  const auto body = [&](Conversation& conversation) {
-    const std::vector<std::string>& names = conversation.arguments();
-    if (names.size() != 2) {
-      return Complain(context, absl::InvalidArgumentError("remove: name a job and a worker"));
-    }
-    const auto reply = conversation.Ask(RemoveWorkerRequest{names[0], names[1], options.reason});
-    if (!reply.ok()) return Complain(context, reply.status());
-    *context.out << "worker " << names[1] << " of job " << names[0] << " is asked to leave\n"
-                 << std::flush;
-    return static_cast<int>(kExitDone);
-  };
-  return WithConversation(argc, argv, context, usage, 2, keys, body);
-}
-
-// A group's number, or a group of its own for "new".
-absl::StatusOr<std::optional<GroupId>> GroupOf(const std::string& text) {
-  if (text == "new") return std::optional<GroupId>();
-  uint32_t number = 0;
-  if (!absl::SimpleAtoi(text, &number)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--group \"", text, "\": use a group's number (pacelinectl groups shows them), or new"));
-  }
-  return std::optional<GroupId>(number);
-}
-
-int RunMove(int argc, const char* const* argv, const CommandContext& context) {
-  Options options;
-  KeyTable keys;
-  keys.Text("group", "number of the group to go to, or new for a group of its own", &options.group);
-  keys.Spelled("--group", "");
-  keys.Text("reason", "shown in events", &options.reason);
-  keys.Spelled("--reason", "");
-  const std::string usage =
-      "pacelinectl move JOB WORKER --group G: lets a worker go over to another group\n"
-      "while the job runs; nobody else stops\n\n"
-      "  pacelinectl move mnist worker-3 --group 1\n"
-      "  pacelinectl move mnist worker-3 --group new --reason \"its disk is slow\"\n\n";
-  const auto body = [&](Conversation& conversation) {
-    const std::vector<std::string>& names = conversation.arguments();
-    if (names.size() != 2) {
-      return Complain(context, absl::InvalidArgumentError("move: name a job and a worker"));
-    }
-    const absl::StatusOr<std::optional<GroupId>> group = GroupOf(options.group);
-    if (!group.ok()) return Complain(context, Annotate(group.status(), "move"));
-    const auto reply = conversation.Ask(
-        MoveWorkerRequest{names[0], names[1], *group, options.reason}, kMoveTimeout);
-    if (!reply.ok()) return Complain(context, reply.status());
-    *context.out << "worker " << names[1] << " of job " << names[0] << " goes over to "
-                 << (*group ? absl::StrCat("group ", (*group)->value()) : "a group of its own")
-                 << "\n"
-                 << std::flush;
-    return static_cast<int>(kExitDone);
-  };
-  return WithConversation(argc, argv, context, usage, 2, keys, body);
-}
-
-// Shows once a second where the chunks are, until none is left or time is up.
-int AwaitDrained(Conversation& conversation, const CommandContext& context,
-                 const std::string& server, uint32_t wait_s) {
-  for (uint64_t waited_ms = 0;; waited_ms += 100) {
-    const absl::StatusOr<ClusterView> view = conversation.Cluster();
-    if (!view.ok()) return Complain(context, view.status());
-    for (const NodeView& node : view->nodes) {
-      if (node.role != Role::kServer || node.name != server || node.state != "drained") continue;
-      *context.out << "server " << server << " owns nothing any more and may be ended\n"
-                   << std::flush;
-      return kExitDone;
-    }
-    if (waited_ms >= uint64_t{wait_s} * 1000) break;
-    poll(nullptr, 0, 100);
-  }
-  if (wait_s == 0) {
-    *context.out << "server " << server << " drains\n" << std::flush;
-    return kExitDone;
-  }
-  return Complain(context, absl::AbortedError(
-                               absl::StrCat("server ", server, " still owns chunks after ", wait_s,
-                                            " s; it goes on draining (pacelinectl events)")));
-}
-
-int RunDrain(int argc, const char* const* argv, const CommandContext& context) {
-  Options options;
-  KeyTable keys;
-  keys.Switch("undo", "it may own chunks again", &options.undo);
-  keys.Spelled("--undo", "");
-  keys.Number("wait", "seconds to wait until it owns nothing; 0: not at all", 0, 86'400,
-              &options.wait_s);
-  keys.Spelled("--wait", "");
-  const std::string usage =
-      "pacelinectl drain SERVER: moves all chunks to the other servers while jobs run;\n"
-      "afterwards it may be ended\n\n"
-      "  pacelinectl drain server-3\n  pacelinectl drain server-3 --undo\n\n";
-  const auto body = [&](Conversation& conversation) {
-    if (conversation.arguments().empty()) {
-      return Complain(context, absl::InvalidArgumentError("drain: name the server"));
-    }
-    const std::string server = conversation.arguments().front();
-    const auto reply = conversation.Ask(DrainServerRequest{server, options.undo});
-    if (!reply.ok()) return Complain(context, reply.status());
-    if (!options.undo) return AwaitDrained(conversation, context, server, options.wait_s);
-    *context.out << "server " << server << " may own chunks again\n" << std::flush;
-    return static_cast<int>(kExitDone);
   };
   return WithConversation(argc, argv, context, usage, 1, keys, body);
 }

@@ -17,8 +17,6 @@ namespace {
 
 constexpr Ticks kJoinPause = Milliseconds(100);
 constexpr Ticks kJoinTimeout = Seconds(5);
-constexpr Ticks kLastBoundaryPatience = Seconds(5);
-constexpr Ticks kStandingTimeout = Seconds(1);
 constexpr Ticks kWaitingLook = Milliseconds(500);
 constexpr Ticks kSayWaitingAfter = Seconds(1);
 
@@ -422,94 +420,7 @@ absl::StatusOr<std::string> SessionImpl::Checkpoint(const std::string& directory
   return written->path;
 }
 
-// ---- Leaving ------------------------------------------------------------------------------------
-
-void SessionImpl::ReturnUnused() {
-  MutexLock lock(&mutex_);
-  ReturnSamplesRequest unused{lease_ ? lease_->TakeAll() : std::vector<SampleRange>()};
-  for (const SampleRange& range : unused.ranges) {
-    counters_.returned += Samples(range.end - range.begin);
-  }
-  const std::vector<SampleRange> of_step = TakeUnused();
-  unused.ranges.insert(unused.ranges.end(), of_step.begin(), of_step.end());
-  if (!unused.ranges.empty()) outbox_.push_back(std::move(unused));
-}
-
-// The others still count on this worker up to the step in which they do without it; those of the
-// group that it was on its way to as well.
-absl::Status SessionImpl::CoverUntilGone() {
-  while (true) {
-    std::optional<Step> from;
-    Step now;
-    Step through;
-    bool owes = true;
-    bool goes_over = false;
-    {
-      MutexLock lock(&mutex_);
-      const Ticks deadline = Deadline();
-      const bool alone = group_->alone();
-      while (failed_.ok() && !alone && !gone_ && !group_->leaves_at() && Now() < deadline) {
-        changed_.WaitFor(&mutex_, deadline - Now());
-      }
-      if (!failed_.ok()) return absl::OkStatus();  // the job has ended, or it was fenced meanwhile
-      from = group_->leaves_at();
-      now = group_->step();
-      through = from ? group_->PassesThrough(*from) : group_->counted_on_through();
-      owes = from ? through >= now : !alone || pushed_this_step_;
-      goes_over = group_->goes_over();
-    }
-    // Where the word was lost with a stream no answer is expected: the job may have ended.
-    const Ticks patience = from ? options_.deadline : kLastBoundaryPatience;
-    if (owes) {
-      const absl::Status told = SendBoundary(now, through, Samples(0), patience);
-      // Those who would have waited for it have left too, and the job is over.
-      if (from && !goes_over) return absl::IsAborted(told) ? absl::OkStatus() : told;
-    }
-    if (!goes_over) return absl::OkStatus();
-    MutexLock lock(&mutex_);
-    if (!failed_.ok()) return absl::OkStatus();
-    BeginStep(std::max(*from, now + Step(1)));
-  }
-}
-
-absl::Status SessionImpl::Leave(const std::string& reason) {
-  {
-    MutexLock lock(&mutex_);
-    if (left_) return absl::OkStatus();
-    if (!failed_.ok()) return failed_;
-  }
-  PACELINE_RETURN_IF_ERROR(Adopt(true));
-  ReturnUnused();
-  SendQueued();
-  LeaveRequest request;
-  request.reason = reason;
-  request.last = MakeReport();
-  {
-    MutexLock lock(&mutex_);
-    leaving_ = true;
-  }
-  PACELINE_RETURN_IF_ERROR(CallScheduler(request).status());
-  PACELINE_RETURN_IF_ERROR(CoverUntilGone());
-  MutexLock lock(&mutex_);
-  left_ = true;
-  control_wake_.Signal();
-  return absl::OkStatus();
-}
-
-std::optional<std::string> SessionImpl::asked_to_leave() const {
-  MutexLock lock(&mutex_);
-  return asked_to_leave_;
-}
-
-bool SessionImpl::declared_dead() {
-  {
-    MutexLock lock(&mutex_);
-    if (standing_ != Standing::kFenced) return standing_ == Standing::kDeclaredDead;
-  }
-  // Fenced, but why: to join again under a name that another has taken would displace that one.
-  const absl::Status status = control_->Call(joined_.self, Heartbeat{}, kStandingTimeout).status();
-  return !absl::IsAlreadyExists(status);
-}
+// ---- What it says of itself ---------------------------------------------------------------------
 
 Step SessionImpl::step() const {
   MutexLock lock(&mutex_);
