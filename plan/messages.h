@@ -79,10 +79,12 @@ struct SetOptimizerRequest {
 // is that (step, rank)'s part, which may be empty although the job goes on.
 // `received` counts what this incarnation has drawn so far: an answer that was lost on its way is
 // given again, never drawn twice.
+// `ahead`: nobody waits for them yet; answered at once, with nothing where others wait for samples.
 struct DrawSamplesRequest {
   Samples wanted;
   Step step;
   Samples received;
+  bool ahead = false;
 
   bool operator==(const DrawSamplesRequest&) const = default;
 };

@@ -47,10 +47,12 @@ SessionImpl::~SessionImpl() {
     closing_ = true;
     control_wake_.SignalAll();
     timer_wake_.SignalAll();
+    draws_wake_.SignalAll();
   }
   heartbeat_.reset();
   if (control_thread_.joinable()) control_thread_.join();
   if (timer_thread_.joinable()) timer_thread_.join();
+  if (draw_thread_.joinable()) draw_thread_.join();
   std::vector<Retry> retries;
   std::vector<std::shared_ptr<Pending>> called_back;
   {

@@ -11,10 +11,8 @@ namespace {
 
 constexpr Ticks kReportInterval = Milliseconds(500);
 constexpr Ticks kControlTimeout = Seconds(5);
-constexpr uint32_t kBatchesAhead = 16;
 constexpr Ticks kSchedulerPause = Milliseconds(50);
 constexpr Ticks kReopenPause = Milliseconds(100);
-constexpr Ticks kNoSamplesPause = Milliseconds(10);
 
 Ticks Now() { return Clock::Real().Now(); }
 
@@ -284,11 +282,7 @@ WorkerReport SessionImpl::MakeReport() {
   if (group_->in_group()) report.group = group_->current().id;
   report.step = group_->step();
   report.epoch = epoch_;
-  if (!step_times_us_.empty()) {
-    std::vector<uint32_t> times(step_times_us_.begin(), step_times_us_.end());
-    std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-    report.step_time_us = times[times.size() / 2];
-  }
+  report.step_time_us = StepTimeUs();
   const int64_t window = (now - reported_at_).value();
   if (window > 0) {
     report.wait_permille = std::min<int64_t>(1000, waited_.value() * 1000 / window);
@@ -307,94 +301,6 @@ void SessionImpl::ReportProgress(const std::map<std::string, double>& metrics) {
   MutexLock lock(&mutex_);
   for (const auto& [name, value] : metrics) {
     metrics_[name] = Metric{name, value, group_ ? group_->step() : Step()};
-  }
-}
-
-// ---- Samples ------------------------------------------------------------------------------------
-
-absl::Status SessionImpl::AwaitReturns() {
-  const auto queued = [this]() NO_THREAD_SAFETY_ANALYSIS {
-    return std::any_of(outbox_.begin(), outbox_.end(), [](const NodeRequest& request) {
-      return std::holds_alternative<ReturnSamplesRequest>(request);
-    });
-  };
-  const Ticks deadline = Deadline();
-  while (failed_.ok() && queued() && Now() < deadline) {
-    changed_.WaitFor(&mutex_, deadline - Now());
-  }
-  return failed_;
-}
-
-absl::Status SessionImpl::Refill(uint32_t count) {
-  DrawSamplesRequest request;
-  {
-    MutexLock lock(&mutex_);
-    // What is given back may come again with this draw. The scheduler has to know of it first: told
-    // a second time, after a lost answer, it would take the samples away again.
-    PACELINE_RETURN_IF_ERROR(AwaitReturns());
-    const bool deterministic = plan_.spec.deterministic;
-    request.wanted = Samples(std::min<uint64_t>(
-        deterministic ? count : uint64_t{count} * kBatchesAhead, options_.max_lease_samples));
-    // Step 0 of a group is its start step, which draws nothing.
-    request.step = group_->step() - Step(1);
-    request.received = counters_.drawn;
-  }
-  PACELINE_ASSIGN_OR_RETURN(NodeReply reply, CallScheduler(request));
-  const auto* drawn = std::get_if<DrawSamplesReply>(&reply);
-  if (drawn == nullptr) return absl::InternalError("the scheduler answered DrawSamples oddly");
-  MutexLock lock(&mutex_);
-  for (const SampleRange& range : drawn->ranges) {
-    if (range.end < range.begin || range.end > plan_.spec.sample_count) {
-      return absl::InternalError(absl::StrCat("the scheduler leased samples ", range.begin, "..",
-                                              range.end, " of ", plan_.spec.sample_count));
-    }
-    counters_.drawn += Samples(range.end - range.begin);
-  }
-  lease_->Add(drawn->ranges);
-  samples_finished_ = drawn->finished;
-  return absl::OkStatus();
-}
-
-absl::StatusOr<SampleBatch> SessionImpl::DrawSamples(uint32_t count) {
-  if (count == 0) return absl::InvalidArgumentError("DrawSamples: count is 0; ask for at least 1");
-  PACELINE_RETURN_IF_ERROR(WaitReady());
-  MutexLock one_draw(&draw_mutex_);
-  const Ticks deadline = Deadline();
-  while (true) {
-    bool refill = false;
-    {
-      MutexLock lock(&mutex_);
-      if (!failed_.ok()) return failed_;
-      if (plan_.spec.sample_count == 0) {
-        return absl::FailedPreconditionError(
-            "DrawSamples: the job has no training set; set job.sample_count");
-      }
-      if (!lease_) lease_.emplace(plan_.spec.seed, plan_.spec.sample_count);
-      const bool deterministic = plan_.spec.deterministic;
-      refill = deterministic || lease_->available() == 0;
-      if (refill && samples_finished_ && lease_->available() == 0) {
-        return SampleBatch{epoch_, {}, true, progress_};
-      }
-    }
-    if (refill) PACELINE_RETURN_IF_ERROR(Refill(count));
-    MutexLock lock(&mutex_);
-    SampleLease::Batch batch = lease_->Take(count);
-    const bool finished = batch.indices.empty() && samples_finished_;
-    if (!batch.indices.empty()) {
-      epoch_ = batch.epoch;
-      progress_ = ProgressAt(batch.ranges.front(), plan_.spec.sample_count, plan_.spec.epochs);
-      in_hand_.insert(in_hand_.end(), batch.ranges.begin(), batch.ranges.end());
-    }
-    // A member with an empty part still takes part in its group's step.
-    if (!batch.indices.empty() || finished || plan_.spec.deterministic || !group_->alone()) {
-      return SampleBatch{epoch_, std::move(batch.indices), finished, progress_};
-    }
-    // All that is left is leased to others, who may return it.
-    if (Now() > deadline) {
-      return absl::DeadlineExceededError(absl::StrCat(
-          "worker '", options_.worker_name, "' waited for samples from ", control_->Peer()));
-    }
-    changed_.WaitFor(&mutex_, kNoSamplesPause);
   }
 }
 

@@ -1,10 +1,11 @@
 // The session behind session.h. Split over session.cc (joining, steps, leaving),
 // session_tensors.cc (from registration to first weights), session_ops.cc (operations),
-// session_control.cc (directives, reports, samples) and session_guards.cc (weights of the past,
-// gradients that are not finite).
+// session_control.cc (directives, reports), session_samples.cc, session_guards.cc (weights of the
+// past, gradients that are not finite) and session_leave.cc.
 //
 // Threads: the caller's; the control client's watch thread (directives); `control_thread_`
-// (reports, acks: calls that block on the scheduler); the heartbeat's; `timer_thread_` (retries and
+// (reports, acks: calls that block on the scheduler); `draw_thread_` (samples ahead of use); the
+// heartbeat's; `timer_thread_` (retries and
 // deadlines); I/O threads (outcomes). One mutex guards the state; no call to the scheduler and no
 // OwnerLinks::Issue is made with it held.
 #pragma once
@@ -147,7 +148,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
                                                      Step last, Samples unused, Ticks patience,
                                                      uint64_t* id) REQUIRES(mutex_);
   std::set<NodeId> Owners() const REQUIRES(mutex_);
-  void ReturnUnused() EXCLUDES(mutex_);
+  void ReturnUnused() EXCLUDES(mutex_, draw_mutex_);
   absl::Status CoverUntilGone() EXCLUDES(mutex_);
 
   // session_guards.cc
@@ -228,7 +229,14 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   WorkerReport MakeReport() EXCLUDES(mutex_);
   // What is given back is with the scheduler, or the session's deadline is over.
   absl::Status AwaitReturns() REQUIRES(mutex_);
-  absl::Status Refill(uint32_t count);
+  bool ReturnsQueued() const REQUIRES(mutex_);
+  absl::Status Refill(uint32_t count, bool ahead) REQUIRES(draw_mutex_) EXCLUDES(mutex_);
+  Samples WantedAhead(uint32_t count) const REQUIRES(mutex_);
+  void StockUp(uint32_t count) REQUIRES(mutex_);
+  absl::Status CheckDraw() REQUIRES(mutex_);
+  SampleBatch TakeBatch(uint32_t count) REQUIRES(mutex_);
+  void RunDraws();
+  uint32_t StepTimeUs() const REQUIRES(mutex_);  // median; 0 = not known
   absl::StatusOr<NodeReply> CallScheduler(const NodeRequest& request);
   absl::StatusOr<NodeReply> CallScheduler(const NodeRequest& request, Ticks timeout);
   void Fail(absl::Status status) REQUIRES(mutex_);
@@ -268,7 +276,12 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   std::vector<Retry> retries_ GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Pending>> called_back_ GUARDED_BY(mutex_);  // done, to be told
 
-  Mutex draw_mutex_;  // held by DrawSamples: a draw says what came before it; before mutex_
+  Mutex
+      draw_mutex_;  // held while samples are drawn: a draw says what came before it; before mutex_
+  CondVar draws_wake_;
+  uint32_t draw_ahead_ GUARDED_BY(mutex_) = 0;  // batch size of what is to be drawn; 0 = nothing
+  Ticks next_stock_ GUARDED_BY(mutex_);
+  bool draws_over_ GUARDED_BY(mutex_) = false;  // it leaves
   std::optional<SampleLease> lease_ GUARDED_BY(mutex_);
   bool samples_finished_ GUARDED_BY(mutex_) = false;
   std::vector<SampleRange> in_hand_ GUARDED_BY(mutex_);  // drawn in this step
@@ -299,6 +312,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   std::unique_ptr<HeartbeatThread> heartbeat_;
   std::thread control_thread_;
   std::thread timer_thread_;
+  std::thread draw_thread_;
 };
 
 }  // namespace paceline

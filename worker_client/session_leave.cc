@@ -17,7 +17,9 @@ Ticks Now() { return Clock::Real().Now(); }
 }  // namespace
 
 void SessionImpl::ReturnUnused() {
+  MutexLock no_draw(&draw_mutex_);
   MutexLock lock(&mutex_);
+  draws_over_ = true;
   ReturnSamplesRequest unused{lease_ ? lease_->TakeAll() : std::vector<SampleRange>()};
   for (const SampleRange& range : unused.ranges) {
     counters_.returned += Samples(range.end - range.begin);

@@ -99,11 +99,12 @@ void ToProto(const DrawSamplesRequest& in, v1::DrawSamplesRequest* out) {
   out->set_wanted(in.wanted.value());
   out->set_step(in.step.value());
   out->set_received(in.received.value());
+  out->set_ahead(in.ahead);
 }
 
 absl::Status FromProto(const v1::DrawSamplesRequest& in, DrawSamplesRequest* out) {
   PACELINE_RETURN_IF_ERROR(CheckRange("wanted", in.wanted(), 0, kMaxSamplesPerDraw));
-  *out = {Samples(in.wanted()), Step(in.step()), Samples(in.received())};
+  *out = {Samples(in.wanted()), Step(in.step()), Samples(in.received()), in.ahead()};
   return absl::OkStatus();
 }
 

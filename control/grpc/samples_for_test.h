@@ -153,7 +153,7 @@ inline std::vector<NodeRequest> NodeRequests() {
           RegisterTensorsRequest{{Tensor(), {"bias", {}, DType::kF32, false}}},
           InitDoneRequest{{TensorId(0), TensorId(5)}},
           SetOptimizerRequest{{"adam", {{"lr", 1e-3}}}},
-          DrawSamplesRequest{Samples(512), Step(6), Samples(64)},
+          DrawSamplesRequest{Samples(512), Step(6), Samples(64), true},
           ReturnSamplesRequest{{{Epoch(1), 10, 20}, {Epoch(2), 0, 0}}},
           BarrierRequest{"end of epoch 1"},
           CheckpointRequest{"/tmp/checkpoint"},

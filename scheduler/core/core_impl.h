@@ -314,6 +314,8 @@ class Core::Impl {
   void On(const NodeRecord& from, RequestId request, ServerReport& body);
   void StoreWorkerReport(NodeId id, WorkerReport report);
   void DrawForStep(const NodeRecord& from, RequestId request, const DrawSamplesRequest& body);
+  void DrawAhead(const NodeRecord& from, RequestId request, const DrawSamplesRequest& body);
+  std::vector<SampleRange> Hand(const NodeRecord& to, const DrawSamplesRequest& body);
   void ServeDraws(JobId id);
   bool MayComeBack(JobId id, NodeId but, Ticks waited);
   void Unsettle(JobId id, NodeId worker);

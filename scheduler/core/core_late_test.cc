@@ -88,6 +88,30 @@ TEST_F(CoreTest, AMemberKnowsTheStepItJoinedWith) {
   EXPECT_EQ(group.members[1].first_step, paceline::Step(19));
 }
 
+// Samples for later are given to nobody while others have none.
+TEST_F(CoreTest, ADrawAheadIsAnsweredAtOnceAndTakesNothingFromThoseWhoWait) {
+  JobSpec spec = Spec(2);
+  spec.epochs = 1;
+  Start(1, spec);
+  Register(W(0));
+  DrawSamplesRequest ahead{Samples(200), {}, {}, true};
+  EXPECT_EQ(c.ReplyOf<DrawSamplesReply>(c.Ask(W(0), ahead)).ranges,
+            (std::vector<SampleRange>{{Epoch(0), 0, 200}}));
+  for (int i = 0; i < 100; ++i) c.Ask(W(0), ahead);
+  EXPECT_EQ(c.Job("mnist").drawn, Samples(1000));
+  const auto none = c.ReplyOf<DrawSamplesReply>(c.Ask(W(0), ahead));
+  EXPECT_TRUE(none.ranges.empty());
+  EXPECT_FALSE(none.finished) << "some may come back";
+  const RequestId waits = c.Ask(W(1), DrawSamplesRequest{Samples(10), {}, {}});
+  EXPECT_FALSE(c.Answered(waits));
+  EXPECT_EQ(c.Received<RecallSamplesDirective>(W(0)).size(), 1u);
+  const RequestId later = c.Ask(W(0), ahead);
+  EXPECT_TRUE(c.Answered(later));
+  c.Ask(W(0), ReturnSamplesRequest{{{Epoch(0), 900, 1000}}});
+  EXPECT_EQ(c.ReplyOf<DrawSamplesReply>(waits).ranges,
+            (std::vector<SampleRange>{{Epoch(0), 900, 910}}));
+}
+
 TEST_F(CoreTest, AnEndedJobKeepsTheCountsOfWorkersThatCameAgain) {
   Start(1, Spec(2));
   Register(W(0));

@@ -37,10 +37,43 @@ void Core::Impl::On(const NodeRecord& from, RequestId request, DrawSamplesReques
     return Refuse(request, absl::FailedPreconditionError(absl::StrCat(
                                "draw: job ", of.spec.name, " has sample_count 0: it draws none")));
   }
+  if (body.ahead) return DrawAhead(from, request, body);
   auto [it, first] = runtime(from.job).draws.try_emplace(from.id);
   if (!first) Refuse(it->second.request, absl::AbortedError("draw: superseded by a newer one"));
   it->second = {request, body, now_};
   ServeDraws(from.job);
+}
+
+void Core::Impl::DrawAhead(const NodeRecord& from, RequestId request,
+                           const DrawSamplesRequest& body) {
+  const JobRuntime& run = runtime(from.job);
+  const JobRecord& of = job(from.job);
+  const bool served = of.state == JobState::kRunning && run.unsettled.count(from.id) == 0 &&
+                      run.draws.empty() && !of.spec.deterministic;
+  DrawSamplesReply reply;
+  if (served) reply.ranges = Hand(from, body);
+  Answer(request, NodeReply(std::move(reply)));
+}
+
+// What an answer that was lost gave to it, or as much as it may have of what is left.
+std::vector<SampleRange> Core::Impl::Hand(const NodeRecord& to, const DrawSamplesRequest& body) {
+  const JobId id = to.job;
+  std::vector<SampleRange> lost = job(id).samples.NotReceived(to.ref(), body.received.value());
+  if (!lost.empty()) return lost;
+  const scheduler::DrawLimits limits{LiveWorkers(id).size(), sessions_[to.id].samples_per_s};
+  std::vector<SampleRange> ranges =
+      job(id).samples.Choose(to.id, std::max<uint64_t>(1, body.wanted.value()), limits);
+  if (ranges.empty()) return ranges;
+  const Epoch before = job(id).samples.epoch();
+  Decide(scheduler::SamplesDrawn{id, to.ref(), ranges, UsedByOwners(id, to.id), false,
+                                 paceline::Step(0)});
+  if (job(id).samples.epoch() != before) {
+    Say(job(id).spec.name, "epoch",
+        absl::StrCat("epoch ", before.value(), " is handed out: ", job(id).spec.sample_count,
+                     " samples"));
+  }
+  runtime(id).recall_done = false;
+  return ranges;
 }
 
 void Core::Impl::DrawForStep(const NodeRecord& from, RequestId request,
@@ -80,7 +113,6 @@ bool Core::Impl::MayComeBack(JobId id, NodeId but, Ticks waited) {
 
 void Core::Impl::ServeDraws(JobId id) {
   JobRuntime& run = runtime(id);
-  const std::vector<const NodeRecord*> workers = LiveWorkers(id);
   if (job(id).state != JobState::kRunning) return;
   const bool by_step =
       job(id).spec.deterministic && job(id).spec.groups.kind == GroupSpec::Kind::kOne;
@@ -92,30 +124,11 @@ void Core::Impl::ServeDraws(JobId id) {
       DrawForStep(node(worker), draw.request, draw.body);
       return true;
     }
-    const std::vector<SampleRange> lost =
-        job(id).samples.NotReceived(node(worker).ref(), draw.body.received.value());
-    if (!lost.empty()) {
-      Answer(draw.request, NodeReply(DrawSamplesReply{lost, false}));
-      return true;
-    }
-    const uint64_t used = UsedByOwners(id, worker);
-    const scheduler::DrawLimits limits{workers.size(), sessions_[worker].samples_per_s};
     DrawSamplesReply reply;
-    reply.ranges =
-        job(id).samples.Choose(worker, std::max<uint64_t>(1, draw.body.wanted.value()), limits);
+    reply.ranges = Hand(node(worker), draw.body);
     if (reply.ranges.empty()) {
       if (MayComeBack(id, worker, now_ - draw.since)) return false;
       reply.finished = true;
-    } else {
-      const Epoch before = job(id).samples.epoch();
-      Decide(scheduler::SamplesDrawn{id, node(worker).ref(), reply.ranges, used, false,
-                                     paceline::Step(0)});
-      if (job(id).samples.epoch() != before) {
-        Say(job(id).spec.name, "epoch",
-            absl::StrCat("epoch ", before.value(), " is handed out: ", job(id).spec.sample_count,
-                         " samples"));
-      }
-      run.recall_done = false;
     }
     Answer(draw.request, NodeReply(std::move(reply)));
     return true;

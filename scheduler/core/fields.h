@@ -117,7 +117,7 @@ void Fields(A& a, Is<SetOptimizerRequest> auto& v) {
 }
 template <typename A>
 void Fields(A& a, Is<DrawSamplesRequest> auto& v) {
-  a(v.wanted, v.step, v.received);
+  a(v.wanted, v.step, v.received, v.ahead);
 }
 template <typename A>
 void Fields(A& a, Is<ReturnSamplesRequest> auto& v) {

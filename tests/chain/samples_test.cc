@@ -26,6 +26,38 @@ absl::Status WaitForOthers(Session& session, TensorId tensor) {
   return all.get();
 }
 
+// What it trains on while the scheduler is away was drawn before.
+TEST(SamplesTest, AWorkerTrainsOnWhileTheSchedulerIsAway) {
+  ChainCluster cluster(1);
+  JobSpec job = JobOf("away", 1, "one");
+  job.sample_count = 1'000'000;
+  job.epochs = 1;
+  job.batch_size = 8;
+  RunWorkers(1, [&](uint32_t index) -> absl::Status {
+    PACELINE_ASSIGN_OR_RETURN(auto session, cluster.Connect(job, index));
+    PACELINE_ASSIGN_OR_RETURN(TensorId tensor, PrepareTensor(*session, kElements, 0.0f));
+    std::vector<float> weights(kElements);
+    const auto step = [&]() -> absl::Status {
+      PACELINE_ASSIGN_OR_RETURN(const SampleBatch batch, session->DrawSamples(8));
+      EXPECT_EQ(batch.indices.size(), 8u);
+      PACELINE_RETURN_IF_ERROR(
+          PushPullAll(*session, tensor, 1.0f, weights, Samples(batch.indices.size())).status());
+      return session->AtStepBoundary();
+    };
+    while (session->counters().drawn < Samples(8 * 1000)) PACELINE_RETURN_IF_ERROR(step());
+    cluster.StopScheduler();
+    const Samples drawn = session->counters().drawn;
+    for (int i = 0; i < 500; ++i) PACELINE_RETURN_IF_ERROR(step());
+    EXPECT_EQ(session->counters().drawn, drawn);
+    cluster.StartScheduler();
+    return session->Leave("enough");
+  });
+  JobView view;
+  ASSERT_TRUE(cluster.Await(
+      "away", [](const JobView& v) { return v.state == JobState::kFinished; }, &view));
+  EXPECT_EQ(view.drawn, view.applied + view.returned);
+}
+
 TEST(SamplesTest, DrawnAreAppliedDiscardedOrReturnedInEachOfThreeCounts) {
   ChainCluster cluster(2);
   JobSpec job = JobOf("samples", 4, "2,1,1");
