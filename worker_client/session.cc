@@ -353,7 +353,8 @@ void SessionImpl::BeginStep(Step step) {
   if (group_->current().id == before) return;
   LogInfo("worker", options_.worker_name, ": goes over from group ", before.value(), " to group ",
           group_->current().id.value(), ", step ", group_->step().value());
-  arrives_ = true;
+  arrives_ = preparing_ = true;  // nobody pushes before its start round there
+  for (Tensor& tensor : tensors_) tensor.left_behind = tensor.ready;
   passed_.reset();
   step_times_us_.clear();  // of the other group
 }
@@ -368,9 +369,7 @@ absl::Status SessionImpl::Arrive() {
     report_now_ = true;  // the scheduler waits for it before it changes more
     control_wake_.Signal();
     for (uint32_t i = 0; i < tensors_.size(); ++i) {
-      if (!tensors_[i].ready) continue;
-      tensors_[i].left_behind = true;
-      tensors.push_back(i);
+      if (tensors_[i].ready) tensors.push_back(i);
     }
   }
   PACELINE_RETURN_IF_ERROR(StartRound(tensors));
@@ -381,16 +380,17 @@ absl::Status SessionImpl::AtStepBoundary() {
   PACELINE_RETURN_IF_ERROR(WaitReady());
   PACELINE_RETURN_IF_ERROR(AdvanceStep());
   DropStartWeights();
-  {
-    MutexLock lock(&mutex_);
-    if (!arrives_) return absl::OkStatus();
-    preparing_ = true;  // others wait for the weights
-  }
-  const absl::Status status = Arrive();
+  absl::Status status;
+  while (status.ok() && Arrives()) status = Arrive();  // it may be sent on at once
   MutexLock lock(&mutex_);
   preparing_ = false;
   changed_.SignalAll();
   return status;
+}
+
+bool SessionImpl::Arrives() const {
+  MutexLock lock(&mutex_);
+  return arrives_;
 }
 
 void SessionImpl::DropStartWeights() {

@@ -137,6 +137,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
 
   // session.cc
   absl::Status AdvanceStep() EXCLUDES(mutex_);
+  bool Arrives() const EXCLUDES(mutex_);
   absl::Status Arrive() EXCLUDES(mutex_);
   Samples UnusedThisStep() const REQUIRES(mutex_);
   std::vector<SampleRange> TakeUnused() REQUIRES(mutex_);

@@ -94,7 +94,7 @@ absl::Status SessionImpl::WaitReady() {
   if (status.ok()) status = StartRound(batch);
   // A member's first step only fetches weights: a joiner takes part in it with nothing.
   if (status.ok() && first) status = AdvanceStep();
-  if (status.ok() && first) status = Arrive();
+  while (status.ok() && first && Arrives()) status = Arrive();
   MutexLock lock(&mutex_);
   if (status.ok()) started_ = true;
   preparing_ = false;

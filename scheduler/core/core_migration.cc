@@ -87,8 +87,8 @@ void Core::Impl::On(RequestId request, MoveWorkerRequest& move) {
     return Refuse(request, absl::NotFoundError(absl::StrCat("worker ", move.worker, " of job ",
                                                             move.job, " is not live")));
   }
-  const std::string reason = absl::StrCat(
-      "asked for by an operator", move.reason.empty() ? "" : ": ", move.reason.substr(0, 1024));
+  const std::string reason =
+      absl::StrCat("asked for by an operator", move.reason.empty() ? "" : ": ", move.reason);
   const absl::Status status = Migrate(of->id, worker->id, {move.group, reason, request});
   if (!status.ok()) Refuse(request, status);
 }
