@@ -43,7 +43,7 @@ void Faults::Happen() {
       &Faults::KillScheduler, &Faults::BreakConnections, &Faults::BreakWatch,
       &Faults::BreakWatch,    &Faults::SlowJournal,      &Faults::JoinSpare,
       &Faults::JoinSpare,     &Faults::AskToLeave,       &Faults::Migrate,
-      &Faults::Migrate,       &Faults::Migrate,
+      &Faults::Migrate,       &Faults::Migrate,          &Faults::Migrate,
   };
   ++happened_;
   Disturb();
@@ -187,14 +187,19 @@ void Faults::AskToLeave() {
   victim->AskToLeave();
 }
 
-// Mostly to the group of another; where it is, or where no group is, is refused.
+// Mostly to where another one is; to where it is, or where no group is, is refused.
 void Faults::Migrate() {
   SimWorker* const victim = Victim();
-  SimWorker* const other = Victim();
-  if (victim == nullptr || other == nullptr) return;
-  MoveWorkerRequest move{scenario_->job.name, victim->name(), other->group(), ""};
-  if (world_->random().OneIn(5)) move.group = std::nullopt;
-  if (world_->random().OneIn(8)) move.group = GroupId(6);
+  if (victim == nullptr) return;
+  std::vector<GroupId> others;
+  for (const auto& worker : cluster_->workers) {
+    const std::optional<GroupId> group = worker->running() ? worker->group() : std::nullopt;
+    if (group && group != victim->group()) others.push_back(*group);
+  }
+  MoveWorkerRequest move{scenario_->job.name, victim->name(), std::nullopt, ""};
+  const uint64_t choice = world_->random().Below(8);
+  if (choice == 0) move.group = GroupId(static_cast<uint32_t>(world_->random().Below(7)));
+  if (choice > 1 && !others.empty()) move.group = others[world_->random().Below(others.size())];
   world_->Trace("fault: ", victim->name(), " is to go to ",
                 move.group ? absl::StrCat("group ", move.group->value()) : "a group of its own");
   cluster_->scheduler->Operate(std::move(move));
