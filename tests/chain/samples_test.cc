@@ -52,10 +52,9 @@ TEST(SamplesTest, AWorkerTrainsOnWhileTheSchedulerIsAway) {
     cluster.StartScheduler();
     return session->Leave("enough");
   });
-  JobView view;
-  ASSERT_TRUE(cluster.Await(
-      "away", [](const JobView& v) { return v.state == JobState::kFinished; }, &view));
-  EXPECT_EQ(view.drawn, view.applied + view.returned);
+  EXPECT_TRUE(cluster.Await("away", [](const JobView& v) {
+    return v.state == JobState::kFinished && v.drawn == v.applied + v.returned;
+  }));
 }
 
 TEST(SamplesTest, DrawnAreAppliedDiscardedOrReturnedInEachOfThreeCounts) {
