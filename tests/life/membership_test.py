@@ -301,10 +301,12 @@ class Starting(harness.ClusterTest):
     def test_different_initial_values_and_a_writer_that_dies(self):
         names = [f"w{i}" for i in range(3)]
         for i, name in enumerate(names):
-            # 24 MB each: the writer is killed while its values are on their way.
-            self.cluster.start_probe(name, 3, f"--initial={2_000_000 + i}", "--elements=1000000", "--tensors=6",
-                                     "--steps=10")
-        writer, _ = until(lambda: next((e.split()[1] for e in self.cluster.events("writer")), None), "a writer")
+            # 72 MB each: the writer is killed while its values are on their way.
+            self.cluster.start_probe(name, 3, f"--initial={2_000_000 + i}", "--elements=3000000", "--tensors=6",
+                                     "--steps=5")
+        # From the log, which is quicker than to ask.
+        named, _ = until(lambda: re.search(r"worker (\w+) writes initial values", self.cluster.text("scheduler")), "a writer")
+        writer = named.group(1)
         self.cluster.kill(writer)
         names.remove(writer)
         self.ends_well(*names)
