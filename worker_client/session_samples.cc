@@ -37,8 +37,8 @@ Samples SessionImpl::WantedAhead(uint32_t count) const {
 // Before the last batch is used: the scheduler may be away then.
 void SessionImpl::StockUp(uint32_t count) {
   const Ticks now = Now();
-  const bool low = lease_->available() < WantedAhead(count).value() / 4 * 3;
-  if (!low || samples_finished_ || draws_over_ || now < next_stock_) return;
+  if (samples_finished_ || draws_over_ || now < next_stock_) return;
+  if (lease_->available() >= WantedAhead(count).value() / 4 * 3) return;
   next_stock_ = now + kStockInterval;
   draw_ahead_ = count;
   draws_wake_.Signal();
