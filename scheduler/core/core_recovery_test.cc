@@ -71,5 +71,25 @@ TEST_F(CoreTest, AJobThatEndedBeforeARestartIsNotShown) {
   EXPECT_TRUE(std::get<ClusterView>(c.Operate(StatusQuery{})).jobs.empty());
 }
 
+TEST_F(CoreTest, AWorkerIsAskedToLeaveUntilItHas) {
+  Start(1, Spec(2));
+  c.Operate(RemoveWorkerRequest{"mnist", W(1), "its machine is wanted"});
+  ASSERT_EQ(c.Received<RemoveDirective>(W(1)).size(), 1u);
+  EXPECT_EQ(c.Received<RemoveDirective>(W(1))[0].reason,
+            "removed by an operator: its machine is wanted");
+  c.Feed(WatchEvent{c.joined.at(W(1)).self});  // what it may have missed comes again
+  EXPECT_EQ(c.Received<RemoveDirective>(W(1)).size(), 2u);
+  c.RestartScheduler();
+  c.Feed(WatchEvent{c.joined.at(W(1)).self});
+  EXPECT_EQ(c.Received<RemoveDirective>(W(1)).size(), 3u) << "also by the next scheduler";
+  for (const std::string& other : {W(0), std::string("server-0")}) {
+    c.Feed(WatchEvent{c.joined.at(other).self});
+  }
+  EXPECT_TRUE(c.StatusOf(c.Ask(W(1), LeaveRequest{"as asked", 0, {}})).ok());
+  EXPECT_EQ(c.Job("mnist").workers_live, 1u);
+  ASSERT_TRUE(c.Join(c.Worker(W(1), Spec(2), 1)).ok());
+  EXPECT_EQ(c.Received<RemoveDirective>(W(1)).size(), 3u) << "it has come back on purpose";
+}
+
 }  // namespace
 }  // namespace paceline::scheduler
