@@ -257,7 +257,7 @@ absl::Status SessionImpl::SendBoundary(Step first, Step last, Samples unused, Ti
   {
     MutexLock lock(&mutex_);
     if (!failed_.ok()) return failed_;
-    passed_ = last;
+    passed_ = std::max(passed_.value_or(Step()), last);
     passed_unused_ = unused;
     const std::set<NodeId> owners = Owners();
     if (owners.empty()) return absl::OkStatus();

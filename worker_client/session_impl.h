@@ -150,6 +150,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
                                                      uint64_t* id) REQUIRES(mutex_);
   std::set<NodeId> Owners() const REQUIRES(mutex_);
   void ReturnUnused() EXCLUDES(mutex_, draw_mutex_);
+  absl::Status CoverForGood() EXCLUDES(mutex_);
   absl::Status CoverUntilGone() EXCLUDES(mutex_);
 
   // session_guards.cc

@@ -4,6 +4,7 @@
 
 #include "common/base/status.h"
 #include "common/runtime/clock.h"
+#include "common/runtime/log.h"
 #include "worker_client/session_impl.h"
 
 namespace paceline {
@@ -11,6 +12,7 @@ namespace {
 
 constexpr Ticks kLastBoundaryPatience = Seconds(5);
 constexpr Ticks kStandingTimeout = Seconds(1);
+constexpr Step kForGood(uint64_t{1} << 40);  // further than a group gets
 
 Ticks Now() { return Clock::Real().Now(); }
 
@@ -27,6 +29,17 @@ void SessionImpl::ReturnUnused() {
   const std::vector<SampleRange> of_step = TakeUnused();
   unused.ranges.insert(unused.ranges.end(), of_step.begin(), of_step.end());
   if (!unused.ranges.empty()) outbox_.push_back(std::move(unused));
+}
+
+// Should it end before it hears from which step the others do without it, nobody waits for it.
+absl::Status SessionImpl::CoverForGood() {
+  Step now;
+  {
+    MutexLock lock(&mutex_);
+    if (!group_->in_group() || (group_->alone() && !pushed_this_step_)) return absl::OkStatus();
+    now = group_->step();
+  }
+  return SendBoundary(now, now + kForGood, Samples(0), kLastBoundaryPatience);
 }
 
 // The others still count on this worker up to the step in which they do without it; those of the
@@ -75,6 +88,10 @@ absl::Status SessionImpl::Leave(const std::string& reason) {
   PACELINE_RETURN_IF_ERROR(Adopt(true));
   ReturnUnused();
   SendQueued();
+  if (const absl::Status told = CoverForGood(); !told.ok()) {
+    LogInfo("worker", options_.worker_name,
+            ": leaves although an owner has not heard of it: ", std::string(told.message()));
+  }
   LeaveRequest request;
   request.reason = reason;
   request.last = MakeReport();

@@ -154,5 +154,31 @@ TEST(LateLeaveTest, LeavesThoughTheOwnersHaveForgottenTheJob) {
   });
 }
 
+// One that ends, by whatever signal, as soon as its leave is granted keeps nobody waiting for the
+// steps up to the one from which the others do without it.
+TEST(LateLeaveTest, NobodyWaitsForOneThatSaysNothingMore) {
+  ChainCluster cluster(2);
+  const JobSpec job = JobOf("silent", 2, "one");
+  LateScheduler late(&cluster.port());
+  std::barrier trained(2);
+  RunWorkers(2, [&](uint32_t index) -> absl::Status {
+    auto connected = index == 0 ? Session::Connect(cluster.OptionsFor(job, 0),
+                                                   std::make_unique<InMemoryControlClient>(&late),
+                                                   cluster.NewTransport())
+                                : cluster.Connect(job, index);
+    PACELINE_ASSIGN_OR_RETURN(auto session, std::move(connected));
+    PACELINE_ASSIGN_OR_RETURN(TensorId tensor, PrepareTensor(*session, kElements, 0.0f));
+    PACELINE_RETURN_IF_ERROR(TrainSteps(*session, tensor, kElements, 3));
+    if (index == 0) late.stream().Arm();
+    trained.arrive_and_wait();
+    if (index == 0) return session->Leave("done");
+    late.stream().AwaitHeld();
+    const absl::Status goes_on = TrainSteps(*session, tensor, kElements, 5);
+    late.stream().Release();
+    PACELINE_RETURN_IF_ERROR(goes_on);
+    return session->Leave("done");
+  });
+}
+
 }  // namespace
 }  // namespace paceline
