@@ -307,11 +307,15 @@ void Core::Impl::WriteManifest(JobId id) {
 }
 
 void Core::Impl::Drop(JobId id, std::vector<std::string> directories) {
-  const std::set<NodeId> owners = OwnersOf(job(id));
-  if (directories.empty() || owners.empty()) return;
-  CutDirective directive{0, id, false, false, {}, ""};
-  directive.drop = std::move(directories);
-  Send(*owners.begin(), std::move(directive));
+  if (directories.empty()) return;
+  for (NodeId owner : OwnersOf(job(id))) {
+    if (!sessions_[owner].watching) continue;
+    CutDirective directive{0, id, false, false, {}, ""};
+    directive.drop = std::move(directories);
+    return Send(owner, std::move(directive));
+  }
+  // Nobody hears it now: after the next cut.
+  runtime(id).abandoned = std::move(directories);
 }
 
 void Core::Impl::AbortCut(JobId id, const std::string& reason) {

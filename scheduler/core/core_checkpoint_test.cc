@@ -138,6 +138,26 @@ TEST_F(CutTest, AnOlderCheckpointGoesWhenTheNewerOneIsDurable) {
   EXPECT_EQ(dropped, 1u);
 }
 
+TEST_F(CutTest, WhatIsToGoIsToldToAServerThatHearsIt) {
+  JobSpec spec = Spec(2);
+  spec.checkpoint_keep = 1;
+  StartTraining(spec);
+  ASSERT_TRUE(c.StatusOf(AskForCut()).ok());
+  for (const char* server : {"server-0", "server-1"}) {
+    c.silent.insert(c.joined.at(server).self.node);
+  }
+  const RequestId second = AskForCut();
+  for (const char* server : {"server-0", "server-1"}) Ack(server, Last("server-0").cut);
+  const uint64_t copy = Last("server-0").cut;
+  Ack("server-0", copy, "a");
+  Ack("server-1", copy, "b");
+  const uint64_t manifest = Last("server-0").cut;
+  c.Feed(WatchClosedEvent{c.joined.at("server-0").self});
+  Ack("server-0", manifest);
+  ASSERT_TRUE(c.StatusOf(second).ok());
+  EXPECT_EQ(Last("server-1").drop, std::vector<std::string>{"/ckpt/mnist-00000000-000001"});
+}
+
 TEST_F(CutTest, NothingStaysOfOneThatTheEndOfTheJobCutsShort) {
   StartTraining(Spec(2));
   const RequestId request = BeginByHand();
