@@ -12,7 +12,8 @@ namespace {
 
 constexpr Ticks kLastBoundaryPatience = Seconds(5);
 constexpr Ticks kStandingTimeout = Seconds(1);
-constexpr Step kForGood(uint64_t{1} << 40);  // further than a group gets
+constexpr Step kForGood(uint64_t{1} << 40);     // further than a group gets
+constexpr Ticks kForGoodPatience = Seconds(1);  // nobody is lost without it
 
 Ticks Now() { return Clock::Real().Now(); }
 
@@ -39,7 +40,7 @@ absl::Status SessionImpl::CoverForGood() {
     if (!group_->in_group() || (group_->alone() && !pushed_this_step_)) return absl::OkStatus();
     now = group_->step();
   }
-  return SendBoundary(now, now + kForGood, Samples(0), kLastBoundaryPatience);
+  return SendBoundary(now, now + kForGood, Samples(0), kForGoodPatience);
 }
 
 // The others still count on this worker up to the step in which they do without it; those of the
