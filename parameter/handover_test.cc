@@ -68,7 +68,12 @@ TEST_F(HandoverTest, ALostReplyIsGivenByTheNewOwnerAndNothingIsAppliedTwice) {
   EXPECT_THAT(ValuesOf(again[0]), Each(-1.0f));
   EXPECT_EQ(new_.shard().version().count, 1u);
   // Asked for once more before and after it was acknowledged.
-  EXPECT_THAT(new_.Send({.member = 0, .step = 1, .values = Ones(), .sequence = 6}), SizeIs(1));
+  const std::vector<Reply> third =
+      new_.Send({.member = 0, .step = 1, .values = Ones(), .sequence = 6});
+  ASSERT_THAT(third, SizeIs(1));
+  EXPECT_EQ(third[0].status, OperationStatus::kOk);
+  EXPECT_EQ(third[0].to.sequence, Sequence(6));
+  EXPECT_THAT(ValuesOf(third[0]), Each(-1.0f));
   new_.Send(
       {.member = 0, .step = 2, .values = Ones(), .base = 1, .sequence = 7, .acknowledged = 6});
   const std::vector<Reply> stray =

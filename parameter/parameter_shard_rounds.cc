@@ -95,8 +95,6 @@ void ParameterShard::Contribute(const Operation& operation, const Piece& piece,
   member.Acknowledge(operation.acknowledged);
   const OperationId id = IdOf(operation);
   if (OpenOperation* open = member.Find(id)) {
-    // Answered by the owner before this one, and asked for here for the first time.
-    if (open->operation.sequence == Sequence(0)) open->operation = operation;
     // `position` is that of the sender at this step; in another round it may be another member's.
     if (KeyOf(open->operation) != KeyOf(operation)) {
       // An attempt at a step that went on without it, come after the one at a later step.
@@ -149,7 +147,11 @@ void ParameterShard::Contribute(const Operation& operation, const Piece& piece,
 void ParameterShard::Again(OpenOperation& open, const Operation& operation, const Piece& piece,
                            Replies* replies) {
   if (!IsLast(operation, piece)) return;
-  TakeNewer(open.operation, operation);
+  if (open.operation.sequence == Sequence(0)) {
+    open.operation = operation;  // of the owner before, and asked for here for the first time
+  } else {
+    TakeNewer(open.operation, operation);
+  }
   if (!open.reply) return;  // its round will answer
   Reply reply = *open.reply;
   reply.to = open.operation;
