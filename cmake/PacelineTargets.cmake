@@ -12,10 +12,16 @@ function(paceline_any_threaded result)
   endforeach()
 endfunction()
 
-# A sanitizer build spends most of its time on reading the same headers: it precompiles them, once
-# for libraries and once for tests. The other builds do not, so that a missing #include is seen.
+# What a test does itself need not be fast; what it tests is built as ever.
+function(paceline_unoptimised name)
+  target_compile_options(${name} PRIVATE -O0)
+endfunction()
+
+# Most of the time of a build goes into reading the same headers: tests have them precompiled, in
+# sanitizer builds libraries too. The libraries of the others do not, so that a missing #include is
+# seen.
 function(paceline_precompile name kind)
-  if(NOT PACELINE_SANITIZE OR CMAKE_DISABLE_PRECOMPILE_HEADERS)
+  if(CMAKE_DISABLE_PRECOMPILE_HEADERS OR (kind STREQUAL libraries AND NOT PACELINE_SANITIZE))
     return()
   endif()
   if(NOT TARGET paceline_headers_${kind})
@@ -25,6 +31,7 @@ function(paceline_precompile name kind)
       add_executable(paceline_headers_tests ${empty})
       target_link_libraries(paceline_headers_tests PRIVATE GTest::gmock absl::statusor absl::strings)
       target_precompile_headers(paceline_headers_tests PRIVATE <gmock/gmock.h> <gtest/gtest.h>)
+      paceline_unoptimised(paceline_headers_tests)
     else()
       add_library(paceline_headers_libraries STATIC ${empty})
       target_link_libraries(paceline_headers_libraries PRIVATE absl::statusor absl::strings)
@@ -94,6 +101,7 @@ function(paceline_test name)
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gtest GTest::gtest_main)
   paceline_precompile(${name} tests)
+  paceline_unoptimised(${name})
   add_test(NAME ${name} COMMAND ${name} ${ARG_ARGS} WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")
   foreach(label unit concurrent)
