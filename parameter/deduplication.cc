@@ -75,4 +75,10 @@ void MemberOperations::ForgetTakenOver(Step through) {
   }
 }
 
+void MemberOperations::ForgetWeights() {
+  for (auto& [id, open] : operations_) {
+    if (open.reply && id.kind == RoundKind::kApply) open.reply->values = {};
+  }
+}
+
 }  // namespace paceline

@@ -56,6 +56,9 @@ class MemberOperations {
   // The member is past `through`, so it has had the replies of all steps up to it.
   void ForgetTakenOver(Step through);
 
+  // An answer that is asked for again then comes with the weights of now.
+  void ForgetWeights();
+
   const std::map<OperationId, OpenOperation>& operations() const { return operations_; }
 
  private:

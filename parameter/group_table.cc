@@ -136,18 +136,24 @@ GroupTable::Admitted GroupTable::Admit(GroupId group, GroupGeneration generation
   return out;
 }
 
+bool GroupTable::Knows(GroupId group, NodeRef member) const {
+  const auto generations = groups_.find(group);
+  if (generations == groups_.end()) return false;
+  for (const Generation& generation : generations->second) {
+    for (const Member& m : generation.plan->members) {
+      if (RefOf(m) == member) return true;
+    }
+  }
+  return false;
+}
+
 Admission GroupTable::AdmitBoundary(GroupId group, GroupGeneration generation, NodeId sender,
                                     Incarnation incarnation) const {
   if (IsFenced(sender, incarnation)) return Admission::kFenced;
   const Generation* const newest = Newest(group);
   if (newest == nullptr && HasEnded(group)) return Admission::kOldGeneration;
   if (newest == nullptr || generation > newest->plan->generation) return Admission::kPark;
-  for (const Generation& g : groups_.find(group)->second) {
-    for (const Member& member : g.plan->members) {
-      if (member.node == sender && member.incarnation == incarnation) return Admission::kAccept;
-    }
-  }
-  return Admission::kOldGeneration;
+  return Knows(group, {sender, incarnation}) ? Admission::kAccept : Admission::kOldGeneration;
 }
 
 const GroupTable::Generation* GroupTable::InForce(GroupId group, Step step) const {

@@ -67,6 +67,8 @@ class GroupTable {
   // The newest generation that holds for `step`; null before any.
   const Generation* InForce(GroupId group, Step step) const;
   const Generation* Newest(GroupId group) const;
+  // Whether a generation that is kept has the member.
+  bool Knows(GroupId group, NodeRef member) const;
 
   // The member contributes nothing more to steps up to `through`. False when that was known.
   bool Cover(GroupId group, NodeId node, Incarnation incarnation, Step through);

@@ -127,6 +127,7 @@ void JobShards::OnBoundary(const Operation& operation,
   const NodeRef member{operation.sender, operation.incarnation};
   unused_.Add(operation.group, member, operation.origin_step, operation.samples);
   for (auto& [key, shard] : shards_) {
+    shard.Acknowledge(operation);
     shard.Unused(operation.group, member, operation.origin_step, operation.samples);
     if (shard.open_rounds() > 0) shard.OnCovered(operation.group, now, replies);
     if (shard.holds_taken_over()) shard.ForgetTakenOver(operation.group);
@@ -279,6 +280,7 @@ void JobShards::AddOwned(const TensorPlan& tensor, uint32_t chunk, uint64_t elem
 void JobShards::VoidOutdated(Replies* replies) {
   for (auto& [key, shard] : shards_) {
     if (shard.open_rounds() > 0) shard.VoidOutdated(replies);
+    shard.ForgetGone();
   }
 }
 

@@ -190,6 +190,67 @@ TEST_F(MovedChunk, WhatIsOnItsWayIsInTheReport) {
   EXPECT_EQ(b_.shards.Report().memory, Bytes(3 * kPieceBytes));
 }
 
+// Members 0 and 1 pushed and pulled, and both hold their replies.
+class KeptReplies : public testing::Test {
+ protected:
+  KeptReplies() {
+    owner_.Apply(PlanOfOwners({kA}, 1));
+    for (uint32_t member : {0, 1}) owner_.Send(PushPull(member, 0, 1, 0), Ones());
+    EXPECT_THAT(owner_.Statuses(), ElementsAre(OperationStatus::kOk, OperationStatus::kOk));
+    EXPECT_EQ(owner_.shards.Report().memory, kState) << "they are the weights themselves";
+  }
+
+  static Operation PushPull(uint32_t member, uint64_t step, uint64_t sequence, uint64_t base) {
+    Operation op = OperationOf(OperationKind::kPushPull, member, step, sequence,
+                               kMovedElements * sizeof(float));
+    op.base.count = base;
+    return op;
+  }
+  static std::span<const std::byte> Ones() {
+    static const std::vector<float> ones(kMovedElements, 1.0f);
+    return std::as_bytes(std::span(ones));
+  }
+  // Member 1 has no more to say, and has had the replies up to `acknowledged`.
+  void LastBoundary(uint64_t acknowledged) {
+    Operation op = OperationOf(OperationKind::kBoundary, 1, 1, 2, 0);
+    op.origin_step = Step(1000);
+    op.acknowledged = Sequence(acknowledged);
+    owner_.SendBoundary(op);
+    Operation next = PushPull(0, 1, 2, 1);
+    next.acknowledged = Sequence(1);
+    owner_.Send(next, Ones());
+    EXPECT_THAT(owner_.Statuses(), ElementsAre(OperationStatus::kOk, OperationStatus::kOk));
+  }
+
+  static constexpr Bytes kArray{kMovedElements * sizeof(float)};
+  static constexpr Bytes kState{2 * kMovedElements * sizeof(float)};  // weights and momentum
+  Owner owner_{kA};
+};
+
+TEST_F(KeptReplies, TheLastOfALeaverGoWithItsLastBoundary) {
+  LastBoundary(1);
+  EXPECT_EQ(owner_.shards.Report().memory, kState);
+}
+
+TEST_F(KeptReplies, OfOneThatLeftWithoutAWordNoWeightsStay) {
+  LastBoundary(0);
+  EXPECT_EQ(owner_.shards.Report().memory, Bytes(kState.value() + kArray.value()));
+  for (uint64_t generation = 2; generation < 20; ++generation) {
+    Plan plan = PlanOfOwners({kA}, generation);
+    plan.groups = {GroupOf(0, {0}, generation, generation)};
+    owner_.Apply(plan);
+    Operation past = OperationOf(OperationKind::kBoundary, 0, generation - 1, generation + 10, 0);
+    past.acknowledged = Sequence(generation + 9);
+    owner_.SendBoundary(past);
+  }
+  EXPECT_EQ(owner_.shards.Report().memory, kState);
+  owner_.Statuses();
+  owner_.Send(PushPull(1, 0, 3, 0), Ones());
+  ASSERT_THAT(owner_.replies, SizeIs(1)) << "asked for again all the same";
+  EXPECT_EQ(owner_.replies[0].status, OperationStatus::kOk);
+  EXPECT_EQ(owner_.replies[0].version.count, 2u);
+}
+
 TEST_F(MovedChunk, MoreThanTheChunkCanHaveIsRefused) {
   a_.Apply(Moved());
   b_.Apply(Moved());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include "common/base/check.h"
@@ -270,10 +271,14 @@ void ParameterShard::Release(Ticks now, Replies* replies) {
 
 Bytes ParameterShard::memory() const {
   uint64_t bytes = elements_ * sizeof(float) * (1 + slots_.size());
+  std::set<const float*> counted = {weights_.values().data()};  // replies share arrays
   for (const auto& [key, round] : rounds_) bytes += round.bytes();
   for (const auto& [key, member] : members_) {
     for (const auto& [id, open] : member.operations()) {
       if (open.contribution) bytes += open.contribution->values().size() * sizeof(float);
+      if (!open.reply || !open.reply->values) continue;
+      const std::span<const float> kept = open.reply->values.values();
+      if (counted.insert(kept.data()).second) bytes += kept.size() * sizeof(float);
     }
   }
   return Bytes(bytes);

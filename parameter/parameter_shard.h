@@ -98,6 +98,10 @@ class ParameterShard {
   // members whose contribution was whole are told kOldGeneration and push again.
   void VoidOutdated(Replies* replies);
   void Forget(const NodeRef& dead);
+  // The member has had the replies to all of its operations up to the one it says.
+  void Acknowledge(const Operation& operation);
+  // Of members in no generation any more nothing is kept but what they may still ask for.
+  void ForgetGone();
   // The shard goes away: whoever waits for a round is told `status`.
   void Abandon(OperationStatus status, Replies* replies);
 

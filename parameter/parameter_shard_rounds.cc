@@ -463,6 +463,21 @@ std::vector<Operation> ParameterShard::VoidRound(const Round& round, GroupId gro
   return coming;
 }
 
+void ParameterShard::Acknowledge(const Operation& operation) {
+  const auto member = members_.find({operation.group, operation.sender});
+  if (member == members_.end() || member->second.incarnation() != operation.incarnation) return;
+  member->second.Acknowledge(operation.acknowledged);
+}
+
+void ParameterShard::ForgetGone() {
+  for (auto it = members_.begin(); it != members_.end();) {
+    auto& [key, member] = *it;
+    const bool gone = !groups_->Knows(key.group, {key.node, member.incarnation()});
+    if (gone) member.ForgetWeights();
+    it = gone && member.operations().empty() ? members_.erase(it) : std::next(it);
+  }
+}
+
 void ParameterShard::Forget(const NodeRef& dead) {
   std::erase_if(members_, [&dead](const auto& entry) {
     return entry.first.node == dead.node && entry.second.incarnation() <= dead.incarnation;
