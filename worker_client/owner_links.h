@@ -36,6 +36,7 @@ struct ChunkOp {
   std::vector<std::byte> collected;
   uint64_t tag = 0;    // the issuer's
   uint32_t index = 0;  // the issuer's
+  uint32_t again = 0;  // the issuer's: how often it was answered "not now" in a row
 
   // ----
   bool queued = false;  // known to its link; not finished

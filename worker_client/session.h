@@ -173,7 +173,8 @@ class Session {
   // Named values for the operator: the newest of each name is shown. Sent with the next report.
   virtual void ReportProgress(const std::map<std::string, double>& metrics) = 0;
 
-  // Leaves at a step boundary: unused samples go back, the group goes on without this worker.
+  // Leaves at a step boundary: unused samples go back, the group goes on without this worker. After
+  // an error it may be called again and nothing else: the others wait for this worker no longer.
   virtual absl::Status Leave(const std::string& reason) = 0;
 
   // The reason, once an operator asked this worker to leave; the program calls Leave after its

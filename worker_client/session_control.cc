@@ -63,23 +63,34 @@ void SessionImpl::OnDirective(const Directive& directive) {
 void SessionImpl::Apply(const PlanDirective& directive) {
   if (directive.plan.job != joined_.job) return;
   if (have_plan_ && directive.plan.generation < plan_.generation) return;
+  const std::vector<ServerInfo> servers_before = std::move(plan_.servers);
+  const bool rolled_back = have_plan_ && directive.plan.lineage != plan_.lineage;
   plan_ = directive.plan;
   have_plan_ = true;
   if (std::exchange(new_stream_, false)) group_->OnNewStream();
   if (!lineage_) lineage_ = plan_.lineage;
   group_->OnPlan(plan_);
   links_->SetOwners(plan_.servers);
-  FollowOwners();
+  FollowOwners(servers_before, rolled_back);
+  RetryAtOnce();
   if (plan_.state == JobState::kStopped) {
     Fail(absl::AbortedError(
         absl::StrCat("job '", plan_.spec.name, "' was stopped: ", plan_.reason)));
   }
 }
 
-// Chunks may have moved. An owner that is new here has missed which steps this member is done with.
-void SessionImpl::FollowOwners() {
+// Chunks may have moved. An owner that is new here, or started again under its name, has missed
+// which steps this member is done with. What was unused before a rollback is settled.
+void SessionImpl::FollowOwners(const std::vector<ServerInfo>& servers_before, bool rolled_back) {
   std::set<NodeId> newcomers;
-  const std::set<NodeId> before = Owners();
+  std::set<NodeId> before = Owners();
+  for (const ServerInfo& server : plan_.servers) {
+    const bool again =
+        std::any_of(servers_before.begin(), servers_before.end(), [&server](const ServerInfo& s) {
+          return s.node == server.node && s.incarnation != server.incarnation;
+        });
+    if (again) before.erase(server.node);
+  }
   for (Tensor& tensor : tensors_) {
     const TensorPlan* const placed = tensor.id ? FindTensor(plan_, *tensor.id) : nullptr;
     if (placed == nullptr) continue;
@@ -90,10 +101,10 @@ void SessionImpl::FollowOwners() {
   }
   if (newcomers.empty() || !passed_ || !group_->in_group()) return;
   uint64_t id = 0;
-  for (auto& op : MakeBoundary(newcomers, *passed_, *passed_, passed_unused_, Ticks(0), &id)) {
+  const Samples unused = rolled_back ? Samples(0) : passed_unused_;
+  for (auto& op : MakeBoundary(newcomers, *passed_, *passed_, unused, Ticks(0), &id)) {
     retries_.push_back({Now(), op});
   }
-  timer_wake_.Signal();
 }
 
 void SessionImpl::OnLinkDown(const ServerInfo& peer, Ticks since, const std::string& cause) {
@@ -126,6 +137,7 @@ void SessionImpl::Apply(const CommitDirective& directive) {
       *it = group;
     }
   }
+  RetryAtOnce();
 }
 
 void SessionImpl::Apply(const AbortDirective& directive) { group_->OnAbort(directive.change); }
@@ -137,6 +149,7 @@ void SessionImpl::Apply(const FenceDirective& directive) {
         absl::StrCat("this worker was declared dead: ", directive.reason)));
   }
   group_->OnFence(directive);
+  RetryAtOnce();
 }
 
 void SessionImpl::Apply(const SealedDirective& directive) {

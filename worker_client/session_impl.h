@@ -203,6 +203,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   std::string NameOp(const Pending& pending, const ChunkOp& op) const REQUIRES(mutex_);
   std::string DescribeOp(const Pending& pending, const ChunkOp& op) const REQUIRES(mutex_);
   void FollowOwner(ChunkOp& op) REQUIRES(mutex_);
+  void RetryAtOnce() REQUIRES(mutex_);
   std::vector<std::shared_ptr<ChunkOp>> TakeDueRetries(Ticks now) REQUIRES(mutex_);
   std::vector<Late> TakeLate(Ticks now) REQUIRES(mutex_);
   void RunTimer();
@@ -210,7 +211,8 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   // session_control.cc
   void OnDirective(const Directive& directive);
   void Apply(const PlanDirective& directive) REQUIRES(mutex_);
-  void FollowOwners() REQUIRES(mutex_);
+  void FollowOwners(const std::vector<ServerInfo>& servers_before, bool rolled_back)
+      REQUIRES(mutex_);
   void Apply(const PrepareDirective& directive) REQUIRES(mutex_);
   void Apply(const CommitDirective& directive) REQUIRES(mutex_);
   void Apply(const AbortDirective& directive) REQUIRES(mutex_);

@@ -12,6 +12,7 @@ namespace paceline {
 namespace {
 
 constexpr Ticks kRetryPause = Milliseconds(5);
+constexpr uint32_t kRetryDoublings = 6;  // up to 320 ms; each time the whole payload travels
 constexpr Ticks kDeadlineScan = Milliseconds(50);
 
 Ticks Now() { return Clock::Real().Now(); }
@@ -237,7 +238,7 @@ std::optional<Ticks> SessionImpl::Settle(Pending& pending, ChunkOp& op,
       op.header.group_generation = reply.group_generation;
     }
     const bool at_once = reply.status == FrameStatus::kLate && CatchUp(pending, op);
-    return at_once ? Ticks(0) : kRetryPause;
+    return at_once ? Ticks(0) : Ticks(kRetryPause.value() << std::min(op.again++, kRetryDoublings));
   }
   const absl::Status outcome = FromReply(pending, op);
   if (!outcome.ok() && pending.status.ok()) pending.status = outcome;
@@ -412,6 +413,15 @@ void SessionImpl::FollowOwner(ChunkOp& op) {
   const auto pending = pending_.find(op.tag);
   if (pending == pending_.end() || pending->second->kind == FrameKind::kBoundary) return;
   op.owner = tensors_[pending->second->tensor].chunks[op.index].owner;
+}
+
+// What an operation waited for may have come.
+void SessionImpl::RetryAtOnce() {
+  for (Retry& retry : retries_) {
+    retry.due = Ticks();
+    retry.op->again = 0;
+  }
+  timer_wake_.Signal();
 }
 
 std::vector<std::shared_ptr<ChunkOp>> SessionImpl::TakeDueRetries(Ticks now) {
