@@ -69,14 +69,22 @@ ChainCluster::ChainCluster(uint32_t servers) {
   SetLogLevel(LogLevel::kError);
   StartScheduler();
   operator_ = NewControl();
-  for (uint32_t i = 0; i < servers; ++i) {
-    ServerOptions options;
-    options.agent.name = "server-" + std::to_string(i);
-    servers_.push_back(std::make_unique<Server>(options, NewControl(), NewTransport(),
-                                                [](const absl::Status&) {}));
-    const absl::Status started = servers_.back()->Start();
-    PACELINE_CHECK(started.ok());
-  }
+  for (uint32_t i = 0; i < servers; ++i) servers_.push_back(NewServer(i));
+}
+
+std::unique_ptr<Server> ChainCluster::NewServer(uint32_t index) {
+  ServerOptions options;
+  options.agent.name = "server-" + std::to_string(index);
+  auto server =
+      std::make_unique<Server>(options, NewControl(), NewTransport(), [](const absl::Status&) {});
+  const absl::Status started = server->Start();
+  PACELINE_CHECK(started.ok());
+  return server;
+}
+
+void ChainCluster::ReplaceServer(uint32_t index) {
+  std::unique_ptr<Server> old = std::exchange(servers_.at(index), NewServer(index));
+  old->Stop();
 }
 
 ChainCluster::~ChainCluster() {

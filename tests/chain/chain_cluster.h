@@ -65,6 +65,9 @@ class ChainCluster {
   void StopScheduler();
   void StartScheduler();
 
+  // Another process under the name of server `index`, as after a crash; the first one then ends.
+  void ReplaceServer(uint32_t index);
+
   SchedulerPort& port() { return port_; }
   std::unique_ptr<ControlClient> NewControl();
   std::unique_ptr<Transport> NewTransport();
@@ -83,6 +86,8 @@ class ChainCluster {
              JobView* view = nullptr);
 
  private:
+  std::unique_ptr<Server> NewServer(uint32_t index);
+
   const std::shared_ptr<LoopbackNetwork> network_ = NewLoopbackNetwork();
   const std::shared_ptr<InMemoryJournal::Store> store_ = InMemoryJournal::MakeStore();
   SchedulerPort port_;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <barrier>
 #include <filesystem>
 #include <map>
 #include <set>
@@ -253,6 +254,44 @@ TEST_F(CheckpointChainTest, ASchedulerThatDiesDuringACutHoldsNobody) {
     PACELINE_ASSIGN_OR_RETURN(const CheckpointManifest manifest, ReadManifest(path));
     EXPECT_EQ(LastStep(manifest.steps), Step(7));
     EXPECT_TRUE(VerifyCheckpoint(path, manifest).ok());
+    return session->Leave("done");
+  });
+}
+
+// Worker 0 skipped tensor "v" and is a step ahead when the only server dies. The one that takes its
+// place under its name has to hear of it, or each worker waits there for the other.
+TEST_F(CheckpointChainTest, AServerStartedAgainUnderItsNameHearsWhoIsDoneWithWhat) {
+  constexpr uint64_t kElements = 100;
+  ChainCluster cluster(1);
+  JobSpec job = JobOf("job", 2, "one");
+  job.checkpoint_dir = base_;
+  std::barrier together(2);
+  RunWorkers(2, [&](uint32_t index) -> absl::Status {
+    PACELINE_ASSIGN_OR_RETURN(auto session, cluster.Connect(job, index));
+    std::map<std::string, TensorId> tensors;
+    for (const char* name : {"w", "v"}) {
+      PACELINE_ASSIGN_OR_RETURN(tensors[name], session->RegisterTensor({name, {kElements}}));
+      PACELINE_RETURN_IF_ERROR(session->Init(tensors[name], std::vector<float>(kElements)));
+    }
+    PACELINE_RETURN_IF_ERROR(session->WaitReady());
+    std::vector<float> weights(kElements);
+    const auto push = [&](const char* name) {
+      return PushPullAll(*session, tensors[name], 1.0f, weights, Samples(1)).status();
+    };
+    together.arrive_and_wait();
+    if (index == 0) PACELINE_RETURN_IF_ERROR(session->Checkpoint("").status());
+    together.arrive_and_wait();
+    PACELINE_RETURN_IF_ERROR(push("w"));
+    if (index == 0) PACELINE_RETURN_IF_ERROR(session->AtStepBoundary());
+    together.arrive_and_wait();
+    if (index == 0) cluster.ReplaceServer(0);
+    EXPECT_TRUE(cluster.Await("job", [](const JobView& view) { return view.lineage == 1; }));
+    together.arrive_and_wait();
+    if (index == 1) {
+      PACELINE_RETURN_IF_ERROR(push("v"));
+      PACELINE_RETURN_IF_ERROR(session->AtStepBoundary());
+    }
+    for (const char* name : {"w", "v"}) PACELINE_RETURN_IF_ERROR(push(name));
     return session->Leave("done");
   });
 }
