@@ -143,6 +143,7 @@ void Core::Impl::UpdateWaiting(JobId id) {
 
 void Core::Impl::SendPlan(const JobRecord& job, NodeId to) {
   NodeSession& session = sessions_[to];
+  session.refused.erase(job.id);  // what it says of this plan counts
   if (!session.watching) return;
   PlanDirective directive{0, PlanFor(job, node(to))};
   if (node(to).role == Role::kServer) {

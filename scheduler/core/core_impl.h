@@ -301,6 +301,7 @@ class Core::Impl {
   void AckMove(JobId id, NodeId from, const std::vector<ChunkKey>& missing);
   void FinishMoves(JobId id);
   void GiveBack(JobId id);
+  void AwaitOwnersOnly(JobId id);
   void WithdrawMoves(JobId id, NodeId from, NodeId to, Ticks avoidance, const std::string& reason);
   void OnLinkOfMove(NodeId from, const LinkDownRequest& link);
   void OnPlanRefused(JobId id, NodeId by, const std::string& reason);

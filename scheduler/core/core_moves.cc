@@ -164,6 +164,7 @@ void Core::Impl::FinishMoves(JobId id) {
   // The new lead's first report is still to come: until then what the old one counted holds.
   for (const ChunkMove& move : job(id).moves) run.released.insert(move.from);
   Decide(scheduler::MovesDone{id, job(id).generation + JobGeneration(1)});
+  AwaitOwnersOnly(id);
   Say(job(id).spec.name, "moved", "all chunks have arrived");
   ProposeChange(id);
   if (!run.cuts.empty()) StartCut(id);
@@ -195,10 +196,20 @@ void Core::Impl::GiveBack(JobId id) {
   Say(job(id).spec.name, "move",
       absl::StrCat("move ", change, ": ", back.size(), " chunks go back to their owners"));
   Decide(scheduler::ChunksMoved{id, job(id).generation + JobGeneration(1), change, back});
+  AwaitOwnersOnly(id);
   SendPlanToAll(id);
   for (NodeId server : run.released) {
     if (OwnersOf(job(id)).count(server) == 0) SendPlan(job(id), server);
   }
+}
+
+// Who owns nothing any more has nothing to do without the dead, and may never answer.
+void Core::Impl::AwaitOwnersOnly(JobId id) {
+  const std::set<NodeId> owners = OwnersOf(job(id));
+  for (auto& [change, fence] : runtime(id).fences) {
+    std::erase_if(fence.awaited, [&owners](NodeId node) { return !owners.contains(node); });
+  }
+  std::erase_if(runtime(id).fences, [](const auto& fence) { return fence.second.awaited.empty(); });
 }
 
 void Core::Impl::WithdrawMoves(JobId id, NodeId from, NodeId to, Ticks avoidance,

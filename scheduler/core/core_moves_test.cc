@@ -199,6 +199,41 @@ TEST_F(CoreTest, WhatTheOldLeadCountedHoldsUntilTheNewOneCounts) {
   EXPECT_EQ(c.Job("mnist").updates, 14u);
 }
 
+// A fence that an owner has not heard of when it hands over its last chunk is not waited for.
+TEST_F(CoreTest, WhoOwnsNothingAnyMoreHoldsNoMoveUp) {
+  Start(2, Spec(2));
+  Register(W(0));
+  c.Ask(W(0), InitDoneRequest{{TensorId(0), TensorId(1)}});
+  const NodeId zero = c.joined.at("server-0").self.node;
+  const NodeId one = c.joined.at("server-1").self.node;
+  c.silent = {zero, one};
+  c.Operate(DrainServerRequest{"server-0", false});
+  AckRequest arrived;
+  arrived.id = c.Received<PlanDirective>("server-1").back().plan.move;
+  c.Feed(ProcessEndedEvent{c.joined.at(W(1)).self, "killed"});
+  AckRequest fenced;
+  fenced.id = c.Received<FenceDirective>("server-1").back().change;
+  c.Ask("server-1", fenced);
+  c.Ask("server-1", arrived);
+  ASSERT_EQ(StateOf("server-0"), "drained");
+  c.silent.clear();
+  c.Operate(DrainServerRequest{"server-0", true});
+  c.Operate(DrainServerRequest{"server-1", false});
+  EXPECT_EQ(StateOf("server-1"), "drained");
+}
+
+// A supervisor starts it again, and its shards are to be elsewhere all the same.
+TEST_F(CoreTest, AServerThatCrashesWhileItDrainsStillDrains) {
+  Start(2, Spec(2));
+  c.Operate(DrainServerRequest{"server-0", false});
+  c.Feed(ProcessEndedEvent{c.joined.at("server-0").self, "signal 11"});
+  ASSERT_TRUE(c.Join(c.Server("server-0")).ok());
+  EXPECT_EQ(StateOf("server-0"), "drained");
+  c.Ask("server-0", LeaveRequest{"drained", 0, {}});
+  ASSERT_TRUE(c.Join(c.Server("server-0")).ok());
+  EXPECT_EQ(StateOf("server-0"), "live");
+}
+
 TEST_F(CoreTest, TheOnlyServerCannotDrain) {
   Start(1, Spec(1));
   const RequestId id(1'000'000);

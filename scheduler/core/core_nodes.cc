@@ -223,6 +223,9 @@ void Core::Impl::Handle(JoinEvent& event) {
   record.data_address = join.data_address;
   record.process_id = join.process_id;
   record.key = event.key;
+  // One that ended without leaving has not been drained yet.
+  record.draining = before != state_.nodes.end() && before->second.draining &&
+                    before->second.state == scheduler::NodeState::kDead;
   Decide(scheduler::NodeJoined{record});
   sessions_[id] = NodeSession();
   sessions_[id].last_seen = now_;
@@ -295,6 +298,8 @@ void Core::Impl::On(const NodeRecord& from, RequestId request, LeaveRequest& bod
   const NodeRecord leaver = from;
   if (leaver.role == Role::kServer) {
     Answer(request, NodeReply(Empty()));
+    // Under this name it may come back as one that owns chunks.
+    if (leaver.draining) Decide(scheduler::ServerDraining{leaver.ref(), false});
     return DeclareDead(leaver.id, absl::StrCat("it left: ", body.reason));
   }
   const std::string name = job(leaver.job).spec.name;
