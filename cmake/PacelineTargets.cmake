@@ -12,9 +12,10 @@ function(paceline_any_threaded result)
   endforeach()
 endfunction()
 
-# What a test does itself need not be fast; what it tests is built as ever.
-function(paceline_unoptimised name)
-  target_compile_options(${name} PRIVATE -O0)
+# What a test does itself need not be fast; what it tests is built as ever. Protobuf wants -pthread,
+# and headers are precompiled for one set of options.
+function(paceline_test_options name)
+  target_compile_options(${name} PRIVATE -O0 -pthread)
 endfunction()
 
 # Most of the time of a build goes into reading the same headers: tests have them precompiled, in
@@ -31,7 +32,7 @@ function(paceline_precompile name kind)
       add_executable(paceline_headers_tests ${empty})
       target_link_libraries(paceline_headers_tests PRIVATE GTest::gmock absl::statusor absl::strings)
       target_precompile_headers(paceline_headers_tests PRIVATE <gmock/gmock.h> <gtest/gtest.h>)
-      paceline_unoptimised(paceline_headers_tests)
+      paceline_test_options(paceline_headers_tests)
     else()
       add_library(paceline_headers_libraries STATIC ${empty})
       target_link_libraries(paceline_headers_libraries PRIVATE absl::statusor absl::strings)
@@ -101,7 +102,7 @@ function(paceline_test name)
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gtest GTest::gtest_main)
   paceline_precompile(${name} tests)
-  paceline_unoptimised(${name})
+  paceline_test_options(${name})
   add_test(NAME ${name} COMMAND ${name} ${ARG_ARGS} WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")
   foreach(label unit concurrent)

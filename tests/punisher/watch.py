@@ -7,7 +7,7 @@ import re
 import statistics
 import time
 
-from script import CANARIES, SCHEDULER, WORKERS
+from script import CANARIES, SCHEDULER, WORKERS, is_server
 from cluster import Violation
 
 STEP = re.compile(rb"^step=(\d+) .*at_us=(\d+)$", re.M)
@@ -172,11 +172,13 @@ class Growth:
     seconds: float  # between the two
     who: str
     size: float  # in the last third
+    share: float  # of a server that another one's chunks may have gone to: what it held for its own until then
 
 
 def growths(memory, life_s):
     """Of the processes that lived so long, the greatest first."""
     found = []
+    ends = [(name, points[-1][0]) for (name, _), points in memory.lives.items()]
     for (name, pid), points in memory.lives.items():
         begin, end = points[0][0], points[-1][0]
         if end - begin < life_s:
@@ -184,5 +186,8 @@ def growths(memory, life_s):
         third = (end - begin) / 3
         middle, last = (statistics.median(size for at, size in points if begin + k * third <= at <= begin + (k + 1) * third)
                         for k in (1, 2))
-        found.append(Growth(last - middle, third, f"{name} ({pid})", last))
+        inherits = is_server(name) and any(is_server(other) and other != name and begin < at < end - memory.EVERY_S
+                                           for other, at in ends)
+        share = middle - points[0][1] if inherits else 0.0
+        found.append(Growth(last - middle, third, f"{name} ({pid})", last, share))
     return sorted(found, reverse=True)
