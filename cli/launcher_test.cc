@@ -300,6 +300,17 @@ TEST_F(LauncherTest, ADaemonKilledInTheMiddleFailsTheRun) {
   EXPECT_TRUE(AwaitAllEnded());
 }
 
+TEST_F(LauncherTest, ADaemonThatIsSlowToEndFailsNothing) {
+  Script("paceline-server", std::string(kDaemon).replace(std::string(kDaemon).find("exec sleep"), 4,
+                                                         "trap '' TERM; exec"));
+  EXPECT_EQ(Run("exit 0"), 0) << err_.str();
+  EXPECT_EQ(Summary()["outcome"], "succeeded");
+  EXPECT_EQ(Summary()["processes"][1]["signal"], 9);
+  EXPECT_NE(err_.str().find("server-0 had not ended after 500 ms and is killed"), std::string::npos)
+      << err_.str();
+  EXPECT_TRUE(AwaitAllEnded());
+}
+
 TEST_F(LauncherTest, AMissingProgramIsSaidBeforeAnythingStarts) {
   config_.program = {"no-such-program"};
   EXPECT_EQ(RunLauncher(config_, context_), 1);

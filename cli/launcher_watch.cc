@@ -247,10 +247,12 @@ void Launcher::Finish() {
   if (!reason_.empty()) *context_.err << "pacelinectl: " << reason_ << "\n" << std::flush;
 }
 
-// A daemon that crashes on its way out has failed too.
+// A daemon that crashes on its way out has failed too. One that was slow to end has not: the job
+// was over before it was asked to.
 void Launcher::CheckDaemonEnds() {
   for (const Process& process : processes_) {
     if (process.role == "worker" || !process.failed() || process.signal == SIGTERM) continue;
+    if (process.killed && process.signal == SIGKILL) continue;
     if (lost_servers_.contains(process.name)) continue;  // said already
     Fail(absl::StrCat(process.name, " did not end well: ", EndOf(process), "; see ",
                       process.log_path));
@@ -270,8 +272,15 @@ void Launcher::StopRole(const std::string& role, int signal, Ticks grace) {
 }
 
 void Launcher::KillRole(const std::string& role) {
-  for (const Process& process : processes_) {
-    if (process.role == role) SignalGroup(process, SIGKILL);
+  for (Process& process : processes_) {
+    if (process.role != role || process.ended) continue;
+    if (role != "worker" && !hurried_) {
+      *context_.err << "pacelinectl: " << process.name << " had not ended after "
+                    << context_.grace_ms << " ms and is killed\n"
+                    << std::flush;
+    }
+    process.killed = true;
+    SignalGroup(process, SIGKILL);
   }
   // SIGKILL cannot be refused, but a process in an uninterruptible wait takes its time.
   const Ticks deadline = clock_.Now() + Seconds(1);

@@ -37,6 +37,7 @@ struct Process {
   FileDescriptor pidfd;  // readable once the process ended
   FileDescriptor ready;  // read end, when asked for
   Ticks started;
+  bool killed = false;  // by the launcher, as it had not ended in time
   // Filled by Reap.
   bool ended = false;
   int exit_code = 0;

@@ -65,16 +65,18 @@ void ServerAgent::Stop() {
     wake_.SignalAll();
   }
   if (!thread_.joinable()) return;
+  disk_->RequestStop();
   heartbeat_.reset();
   thread_.join();
   control_->StopWatch();
-  disk_.reset();
+  // Before the disk is waited for: jobs go on, or end, without this server as soon as it is known.
   LeaveRequest leave;
   leave.reason = "the server was asked to end";
   const absl::Status status = control_->Call(joined_.self, leave, Seconds(1)).status();
   if (!status.ok()) {
     LogInfo("server", options_.name, ": left without an answer: ", std::string(status.message()));
   }
+  disk_.reset();
 }
 
 absl::Status ServerAgent::Join() {
@@ -170,7 +172,7 @@ void ServerAgent::OnPlan(const PlanDirective& directive) {
   router_->ApplyPlan(directive.plan, [this, plan = directive.plan, answer](absl::Status status) {
     if (!status.ok()) return answer(status);
     // Shard threads must not wait for the disk.
-    if (!disk_->Post([this, plan, answer] { Load(plan, answer); })) {
+    if (!disk_->Post([this, plan, answer](const std::stop_token&) { Load(plan, answer); })) {
       answer(absl::ResourceExhaustedError("too much waits for the disk"));
     }
   });
@@ -179,8 +181,8 @@ void ServerAgent::OnPlan(const PlanDirective& directive) {
 void ServerAgent::Load(const Plan& plan, Router::Done done) {
   router_->FindAwaitingRestore(plan.job, [this, plan, done](std::vector<ChunkKey> keys) {
     if (keys.empty()) return done(absl::OkStatus());
-    const auto load = [this, plan, keys, done] {
-      auto chunks = ReadChunks(plan.restore_from, plan, keys);
+    const auto load = [this, plan, keys, done](const std::stop_token& stop) {
+      auto chunks = ReadChunks(plan.restore_from, plan, keys, stop);
       if (!chunks.ok()) return done(chunks.status());
       LogInfo("server", options_.name, ": loaded ", keys.size(), " chunks of job ", plan.spec.name,
               " from ", plan.restore_from);
@@ -208,7 +210,7 @@ void ServerAgent::OnCut(const CutDirective& cut) {
   }
   if (!cut.drop.empty()) {
     // What is not taken stays, and costs space only.
-    disk_->Post([this, drop = cut.drop] {
+    disk_->Post([this, drop = cut.drop](const std::stop_token&) {
       for (const std::string& directory : drop) Remove(directory);
     });
     return;
@@ -216,7 +218,8 @@ void ServerAgent::OnCut(const CutDirective& cut) {
   if (cut.abort) {
     router_->CutAbort(cut.job);
     // After what was written there; when it is not taken, the next manifest's writer does it.
-    if (!cut.directory.empty()) disk_->Post([this, cut] { Remove(cut.directory); });
+    if (cut.directory.empty()) return;
+    disk_->Post([this, cut](const std::stop_token&) { Remove(cut.directory); });
     return;
   }
   if (cut.collect) {
@@ -229,7 +232,7 @@ void ServerAgent::OnCut(const CutDirective& cut) {
     return;
   }
   if (cut.manifest) {
-    if (!disk_->Post([this, cut] { WriteManifestOf(cut); })) {
+    if (!disk_->Post([this, cut](const std::stop_token&) { WriteManifestOf(cut); })) {
       AckWhenDone(cut.cut)(absl::ResourceExhaustedError("too much waits for the disk"));
     }
     return;
@@ -245,8 +248,8 @@ void ServerAgent::OnCopied(const CutDirective& cut,
                            absl::StatusOr<std::vector<ChunkSnapshot>> chunks) {
   if (!chunks.ok()) return AckWhenDone(cut.cut)(chunks.status());
   auto shared = std::make_shared<std::vector<ChunkSnapshot>>(*std::move(chunks));
-  const auto write = [this, cut, shared] {
-    auto part = WriteCheckpointPart(cut.directory, options_.name, *shared);
+  const auto write = [this, cut, shared](const std::stop_token& stop) {
+    auto part = WriteCheckpointPart(cut.directory, options_.name, *shared, stop);
     if (!part.ok()) return AckWhenDone(cut.cut)(part.status());
     AckRequest ack;
     ack.id = cut.cut;

@@ -7,17 +7,19 @@ namespace paceline {
 CheckpointDisk::CheckpointDisk() : thread_([this] { Run(); }) {}
 
 CheckpointDisk::~CheckpointDisk() {
-  {
-    MutexLock lock(&mutex_);
-    stopping_ = true;
-    wake_.SignalAll();
-  }
+  RequestStop();
   thread_.join();
+}
+
+void CheckpointDisk::RequestStop() {
+  MutexLock lock(&mutex_);
+  stop_.request_stop();
+  wake_.SignalAll();
 }
 
 bool CheckpointDisk::Post(Task task) {
   MutexLock lock(&mutex_);
-  if (stopping_ || tasks_.size() >= kMaxTasks) return false;
+  if (stop_.stop_requested() || tasks_.size() >= kMaxTasks) return false;
   tasks_.push_back(std::move(task));
   wake_.Signal();
   return true;
@@ -28,12 +30,12 @@ void CheckpointDisk::Run() {
     Task task;
     {
       MutexLock lock(&mutex_);
-      while (tasks_.empty() && !stopping_) wake_.Wait(&mutex_);
-      if (stopping_) return;
+      while (tasks_.empty() && !stop_.stop_requested()) wake_.Wait(&mutex_);
+      if (tasks_.empty()) return;
       task = std::move(tasks_.front());
       tasks_.pop_front();
     }
-    task();
+    task(stop_.get_token());
   }
 }
 

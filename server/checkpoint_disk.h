@@ -1,10 +1,11 @@
 // The thread on which a server does the slow part of checkpoints: writing what was copied, reading
 // what is to be loaded. In order, one after another.
-// Thread rule: Post from any thread; callbacks run on the disk thread.
+// Thread rule: Post and RequestStop from any thread; tasks run on the disk thread.
 #pragma once
 
 #include <deque>
 #include <functional>
+#include <stop_token>
 #include <thread>
 
 #include "common/runtime/mutex.h"
@@ -13,14 +14,16 @@ namespace paceline {
 
 class CheckpointDisk {
  public:
-  using Task = std::function<void()>;
+  // What takes long gives up when `stop` is requested.
+  using Task = std::function<void(const std::stop_token& stop)>;
 
   CheckpointDisk();
-  // What waits is dropped; what runs is waited for.
+  // Requests the stop and waits for all that was posted: what is to be removed still is.
   ~CheckpointDisk();
 
-  // False, and the task is dropped, when too many wait already.
+  // False, and the task is dropped, when too many wait already or the stop was requested.
   bool Post(Task task) EXCLUDES(mutex_);
+  void RequestStop() EXCLUDES(mutex_);
 
  private:
   static constexpr size_t kMaxTasks = 64;
@@ -30,7 +33,7 @@ class CheckpointDisk {
   Mutex mutex_;
   CondVar wake_;
   std::deque<Task> tasks_ GUARDED_BY(mutex_);
-  bool stopping_ GUARDED_BY(mutex_) = false;
+  std::stop_source stop_;
   std::thread thread_;
 };
 

@@ -1,8 +1,10 @@
 #include "server/checkpoint_part.h"
 
+#include <filesystem>
 #include <map>
 #include <set>
 #include <span>
+#include <system_error>
 #include <utility>
 
 #include "common/base/check.h"
@@ -18,7 +20,8 @@ namespace {
 // The parts of one checkpoint, opened as they are needed, each checked against the manifest once.
 class Parts {
  public:
-  explicit Parts(std::string directory) : directory_(std::move(directory)) {}
+  Parts(std::string directory, std::stop_token stop)
+      : directory_(std::move(directory)), stop_(std::move(stop)) {}
 
   absl::Status Open() {
     PACELINE_ASSIGN_OR_RETURN(manifest_, ReadManifest(directory_));
@@ -40,6 +43,9 @@ class Parts {
   const CheckpointManifest& manifest() const { return manifest_; }
 
   absl::StatusOr<ChunkState> Read(const std::string& chunk, uint64_t elements) {
+    if (stop_.stop_requested()) {
+      return absl::CancelledError(absl::StrCat(directory_, ": stopped while it was read"));
+    }
     const auto found = of_chunk_.find(chunk);
     if (found == of_chunk_.end()) {
       return absl::NotFoundError(absl::StrCat(directory_, ": chunk ", chunk,
@@ -70,7 +76,8 @@ class Parts {
   absl::Status Check(size_t part) {
     if (!checked_.insert(part).second) return absl::OkStatus();
     const CheckpointPart& said = manifest_.parts[part];
-    PACELINE_ASSIGN_OR_RETURN(const CheckpointPart found, DescribePart(directory_, said.file));
+    PACELINE_ASSIGN_OR_RETURN(const CheckpointPart found,
+                              DescribePart(directory_, said.file, stop_));
     if (found == said) return absl::OkStatus();
     return absl::DataLossError(absl::StrCat(directory_, "/", said.file,
                                             ": its size or checksum is not the manifest's; "
@@ -78,6 +85,7 @@ class Parts {
   }
 
   const std::string directory_;
+  const std::stop_token stop_;
   CheckpointManifest manifest_;
   std::vector<SafetensorsReader> readers_;                                    // as manifest_.parts
   std::vector<std::map<std::string, std::vector<SafetensorsEntry>>> arrays_;  // by chunk
@@ -85,12 +93,10 @@ class Parts {
   std::set<size_t> checked_;
 };
 
-}  // namespace
-
-absl::StatusOr<CheckpointPart> WriteCheckpointPart(const std::string& directory,
-                                                   const std::string& server,
-                                                   const std::vector<ChunkSnapshot>& chunks) {
-  PACELINE_RETURN_IF_ERROR(MakeCheckpointDirectory(directory));
+absl::StatusOr<CheckpointPart> WriteAndDescribe(const std::string& directory,
+                                                const std::string& file,
+                                                const std::vector<ChunkSnapshot>& chunks,
+                                                const std::stop_token& stop) {
   std::map<std::string, std::string> metadata;
   std::vector<SafetensorsView> views;
   for (const ChunkSnapshot& chunk : chunks) {
@@ -103,15 +109,33 @@ absl::StatusOr<CheckpointPart> WriteCheckpointPart(const std::string& directory,
                        std::as_bytes(values.values())});
     }
   }
+  PACELINE_RETURN_IF_ERROR(
+      WriteSafetensors(absl::StrCat(directory, "/", file), metadata, views, stop));
+  return DescribePart(directory, file, stop);
+}
+
+}  // namespace
+
+absl::StatusOr<CheckpointPart> WriteCheckpointPart(const std::string& directory,
+                                                   const std::string& server,
+                                                   const std::vector<ChunkSnapshot>& chunks,
+                                                   const std::stop_token& stop) {
+  PACELINE_RETURN_IF_ERROR(MakeCheckpointDirectory(directory));
   const std::string file = PartFile(server);
-  PACELINE_RETURN_IF_ERROR(WriteSafetensors(absl::StrCat(directory, "/", file), metadata, views));
-  return DescribePart(directory, file);
+  auto part = WriteAndDescribe(directory, file, chunks, stop);
+  if (!part.ok()) {
+    std::error_code ignored;
+    std::filesystem::remove(absl::StrCat(directory, "/", file), ignored);
+    std::filesystem::remove(directory, ignored);  // not when another server's part is in it
+  }
+  return part;
 }
 
 absl::StatusOr<std::vector<RestoredChunk>> ReadChunks(const std::string& directory,
                                                       const Plan& plan,
-                                                      const std::vector<ChunkKey>& keys) {
-  Parts parts(directory);
+                                                      const std::vector<ChunkKey>& keys,
+                                                      const std::stop_token& stop) {
+  Parts parts(directory, stop);
   PACELINE_RETURN_IF_ERROR(parts.Open());
   std::map<std::string, const TensorSpec*> known;
   for (const TensorSpec& tensor : parts.manifest().tensors) known[tensor.name] = &tensor;

@@ -108,6 +108,25 @@ TEST_F(CheckpointPartTest, TakesThePlaceOfTheOneBefore) {
   EXPECT_EQ(*part->ReadFloats("t1/0/weights", {1}), std::vector<float>{2});
 }
 
+TEST_F(CheckpointPartTest, AStopLeavesNothingOfItAndWhatIsOfOthers) {
+  std::stop_source stop;
+  stop.request_stop();
+  const auto write = [&] {
+    return WriteCheckpointPart(directory_, "a", {SnapshotOf(0, 0, {1}, {1})}, stop.get_token());
+  };
+  EXPECT_TRUE(absl::IsCancelled(write().status())) << write().status();
+  EXPECT_FALSE(std::filesystem::exists(directory_));
+  ASSERT_TRUE(WriteCheckpointPart(directory_, "b", {SnapshotOf(1, 0, {2}, {2})}).ok());
+  EXPECT_TRUE(absl::IsCancelled(write().status()));
+  std::vector<std::string> left;
+  for (const auto& file : std::filesystem::directory_iterator(directory_)) {
+    left.push_back(file.path().filename());
+  }
+  EXPECT_EQ(left, std::vector<std::string>{"part-b.safetensors"});
+  EXPECT_TRUE(
+      absl::IsCancelled(DescribePart(directory_, "part-b.safetensors", stop.get_token()).status()));
+}
+
 TEST_F(CheckpointPartTest, NamesTheDirectoryItCannotMake) {
   std::filesystem::create_directories(directory_);
   const std::string file = directory_ + "/file";

@@ -190,7 +190,8 @@ std::string PartFile(std::string_view server) {
   return absl::StrCat("part-", Absl(server), ".safetensors");
 }
 
-absl::StatusOr<CheckpointPart> DescribePart(const std::string& directory, const std::string& file) {
+absl::StatusOr<CheckpointPart> DescribePart(const std::string& directory, const std::string& file,
+                                            const std::stop_token& stop) {
   const std::string path = absl::StrCat(directory, "/", file);
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return absl::ErrnoToStatus(errno, absl::StrCat(path, ": cannot open"));
@@ -199,6 +200,10 @@ absl::StatusOr<CheckpointPart> DescribePart(const std::string& directory, const 
   XXH3_64bits_reset(&state);
   uint64_t bytes = 0;
   while (true) {
+    if (stop.stop_requested()) {
+      close(fd);
+      return absl::CancelledError(absl::StrCat(path, ": stopped while it was read"));
+    }
     const ssize_t got = read(fd, buffer.data(), buffer.size());
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) {

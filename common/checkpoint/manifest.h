@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <stop_token>
 #include <string>
 #include <string_view>
 
@@ -31,8 +32,9 @@ absl::StatusOr<ChunkCounts> ParseChunkCounts(std::string_view text);
 
 // "part-SERVER.safetensors".
 std::string PartFile(std::string_view server);
-// Size and checksum of a file, read as it is on disk.
-absl::StatusOr<CheckpointPart> DescribePart(const std::string& directory, const std::string& file);
+// Size and checksum of a file, read as it is on disk. Cancelled once `stop` is requested.
+absl::StatusOr<CheckpointPart> DescribePart(const std::string& directory, const std::string& file,
+                                            const std::stop_token& stop = {});
 
 // Refuses, naming the file, when a part is not in the directory: its server wrote it elsewhere.
 absl::Status WriteManifest(const std::string& directory, const CheckpointManifest& manifest);

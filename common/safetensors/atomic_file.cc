@@ -11,6 +11,11 @@
 #include "common/base/status.h"
 
 namespace paceline {
+namespace {
+
+constexpr size_t kSyncBytes = 64u << 20;
+
+}  // namespace
 
 AtomicFile::~AtomicFile() {
   if (fd_ >= 0) close(fd_);
@@ -38,7 +43,11 @@ absl::Status AtomicFile::Append(std::span<const std::byte> data) {
     if (put < 0 && errno == EINTR) continue;
     if (put < 0) return Error("write");
     data = data.subspan(static_cast<size_t>(put));
+    unsynced_ += static_cast<size_t>(put);
   }
+  if (unsynced_ < kSyncBytes) return absl::OkStatus();
+  unsynced_ = 0;
+  if (fdatasync(fd_) != 0) return Error("sync");
   return absl::OkStatus();
 }
 

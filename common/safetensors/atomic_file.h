@@ -22,6 +22,7 @@ class AtomicFile {
 
   // Each error names the path and what failed.
   absl::Status Open();
+  // Waits for the disk every so many bytes, so that Commit never has much left to wait for.
   absl::Status Append(std::span<const std::byte> data);
   absl::Status Commit();
 
@@ -31,6 +32,7 @@ class AtomicFile {
   std::string path_;
   std::string temporary_;
   int fd_ = -1;
+  size_t unsynced_ = 0;  // bytes
 };
 
 // Makes what was created, renamed or removed in a directory durable.

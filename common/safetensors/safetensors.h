@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,9 +36,11 @@ struct SafetensorsView {
 // synced. On an error `path` is what it was and nothing is left behind. The same arguments give the
 // same bytes: arrays are ordered by element size, largest first (so that each is aligned), then by
 // name. InvalidArgument names the tensor; errors of the system name the path and what failed.
+// Cancelled: `stop` was requested; it is looked at before each array.
 absl::Status WriteSafetensors(const std::string& path,
                               const std::map<std::string, std::string>& metadata,
-                              std::span<const SafetensorsView> tensors);
+                              std::span<const SafetensorsView> tensors,
+                              const std::stop_token& stop = {});
 
 // Where an array of a file is.
 struct SafetensorsEntry {

@@ -32,7 +32,8 @@ absl::Status CheckView(const SafetensorsView& view) {
 
 absl::Status WriteSafetensors(const std::string& path,
                               const std::map<std::string, std::string>& metadata,
-                              std::span<const SafetensorsView> tensors) {
+                              std::span<const SafetensorsView> tensors,
+                              const std::stop_token& stop) {
   std::vector<const SafetensorsView*> order;
   std::set<std::string_view> names;
   for (const SafetensorsView& view : tensors) {
@@ -60,7 +61,12 @@ absl::Status WriteSafetensors(const std::string& path,
   const uint64_t header_bytes = header->size();
   PACELINE_RETURN_IF_ERROR(file.Append(std::as_bytes(std::span(&header_bytes, 1))));
   PACELINE_RETURN_IF_ERROR(file.Append(std::as_bytes(std::span(*header))));
-  for (const SafetensorsView* view : order) PACELINE_RETURN_IF_ERROR(file.Append(view->data));
+  for (const SafetensorsView* view : order) {
+    if (stop.stop_requested()) {
+      return absl::CancelledError(absl::StrCat(path, ": stopped while it was written"));
+    }
+    PACELINE_RETURN_IF_ERROR(file.Append(view->data));
+  }
   return file.Commit();
 }
 

@@ -274,17 +274,19 @@ class Killed(harness.ClusterTest):
         print(f"{KILLS} kills while a checkpoint was written, {cut_short} of them cut it short", flush=True)
 
 
-class Resumed(harness.ClusterTest):
+class Launched(harness.ClusterTest):
     SERVERS = 0
 
-    def run_launcher(self, *flags):
+    def run_launcher(self, *flags, **variables):
         launcher = subprocess.Popen([harness.program("pacelinectl"), "run", *flags], cwd=self.cluster.folder,
-                                    env=harness.clean_environment(), stdin=subprocess.DEVNULL,
+                                    env=harness.clean_environment(**variables), stdin=subprocess.DEVNULL,
                                     stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         self.addCleanup(launcher.stderr.close)
         self.addCleanup(harness.end, launcher)
         return launcher
 
+
+class Resumed(Launched):
     def test_by_the_launcher_on_other_counts(self):
         worker = harness.program("paceline-worker")
         first = self.run_launcher("--workers=2", "--servers=2", "--epochs=2", "--job=job", "--checkpoint-every=1s",
@@ -310,6 +312,31 @@ class Resumed(harness.ClusterTest):
         _, errors = (process := self.run_launcher("--resume=empty", "--", "true")).communicate(timeout=20)
         self.assertEqual(process.returncode, 2)
         self.assertIn("no checkpoint at or below", errors)
+
+
+class Ending(Launched):
+    """What is being written when a job ends holds up nothing and leaves nothing."""
+
+    def test_while_a_checkpoint_is_written(self):
+        launcher = self.run_launcher("--workers=1", "--servers=2", "--job=job", "--checkpoint-every=1", "--output=run",
+                                     "--", harness.PROBE, "--tensors=20", SLOW_DISK_MS="500",
+                                     LD_PRELOAD=str(harness.PROBE.parent / "libslow_disk.so"))
+        run = self.cluster.folder / "run"
+        pid = {}
+
+        def known():
+            pid.update((p["name"], p["pid"]) for p in json.loads((run / "summary.json").read_text())["processes"])
+            return "worker-0" in pid
+
+        until(lambda: (run / "summary.json").exists() and known(), "the worker's process id")
+        until(lambda: list((run / "checkpoints").glob("*/part-*.tmp-*")), "a checkpoint to be written")
+        os.kill(pid["worker-0"], signal.SIGTERM)
+        _, errors = launcher.communicate(timeout=30)
+        self.assertEqual(launcher.returncode, 0, errors)
+        summary = json.loads((run / "summary.json").read_text())
+        self.assertEqual({p["name"]: p["exit_code"] for p in summary["processes"]},
+                         {"scheduler": 0, "server-0": 0, "server-1": 0, "worker-0": 0})
+        self.assertEqual(list((run / "checkpoints").rglob("*")), [])
 
 
 if __name__ == "__main__":

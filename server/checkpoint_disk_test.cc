@@ -1,0 +1,42 @@
+#include "server/checkpoint_disk.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace paceline {
+namespace {
+
+TEST(CheckpointDiskTest, AStopReachesWhatRunsAndWhatWaits) {
+  std::vector<std::string> order;  // of the disk thread until it has ended
+  auto disk = std::make_unique<CheckpointDisk>();
+  ASSERT_TRUE(disk->Post([&order](const std::stop_token& stop) {
+    while (!stop.stop_requested()) std::this_thread::yield();
+    order.push_back("ran");
+  }));
+  ASSERT_TRUE(disk->Post([&order](const std::stop_token& stop) {
+    order.push_back(stop.stop_requested() ? "waited" : "not told");
+  }));
+  disk->RequestStop();
+  EXPECT_FALSE(disk->Post([&order](const std::stop_token&) { order.push_back("too late"); }));
+  disk.reset();
+  EXPECT_EQ(order, (std::vector<std::string>{"ran", "waited"}));
+}
+
+TEST(CheckpointDiskTest, TakesAsManyTasksAsItSays) {
+  CheckpointDisk disk;
+  const auto wait = [](const std::stop_token& stop) {
+    while (!stop.stop_requested()) std::this_thread::yield();
+  };
+  int taken = 0;
+  while (taken < 100 && disk.Post(wait)) ++taken;
+  // 64 wait; the first of them may run already.
+  EXPECT_GE(taken, 64);
+  EXPECT_LE(taken, 65);
+}
+
+}  // namespace
+}  // namespace paceline
