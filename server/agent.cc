@@ -50,7 +50,6 @@ ServerAgent::~ServerAgent() { Stop(); }
 
 void ServerAgent::Follow(Router* router) {
   router_ = router;
-  disk_ = std::make_unique<CheckpointDisk>();
   heartbeat_ = std::make_unique<HeartbeatThread>(
       control_->Another(), joined_.self, Milliseconds(joined_.heartbeat_interval_ms),
       [this](const absl::Status& cause) { Lost(cause); });
@@ -65,7 +64,7 @@ void ServerAgent::Stop() {
     wake_.SignalAll();
   }
   if (!thread_.joinable()) return;
-  disk_->RequestStop();
+  disk_.RequestStop();
   heartbeat_.reset();
   thread_.join();
   control_->StopWatch();
@@ -76,7 +75,7 @@ void ServerAgent::Stop() {
   if (!status.ok()) {
     LogInfo("server", options_.name, ": left without an answer: ", std::string(status.message()));
   }
-  disk_.reset();
+  disk_.Stop();
 }
 
 absl::Status ServerAgent::Join() {
@@ -172,9 +171,8 @@ void ServerAgent::OnPlan(const PlanDirective& directive) {
   router_->ApplyPlan(directive.plan, [this, plan = directive.plan, answer](absl::Status status) {
     if (!status.ok()) return answer(status);
     // Shard threads must not wait for the disk.
-    if (!disk_->Post([this, plan, answer](const std::stop_token&) { Load(plan, answer); })) {
-      answer(absl::ResourceExhaustedError("too much waits for the disk"));
-    }
+    const auto load = [this, plan, answer](const std::stop_token&) { Load(plan, answer); };
+    if (const absl::Status posted = disk_.Post(load); !posted.ok()) answer(posted);
   });
 }
 
@@ -188,7 +186,7 @@ void ServerAgent::Load(const Plan& plan, Router::Done done) {
               " from ", plan.restore_from);
       router_->Restore(plan.job, plan.lineage, *std::move(chunks), done);
     };
-    if (!disk_->Post(load)) done(absl::ResourceExhaustedError("too much waits for the disk"));
+    if (const absl::Status posted = disk_.Post(load); !posted.ok()) done(posted);
   });
 }
 
@@ -209,17 +207,17 @@ void ServerAgent::OnCut(const CutDirective& cut) {
     if (cut.abort || cut.manifest) cutting_.erase(cut.job);
   }
   if (!cut.drop.empty()) {
-    // What is not taken stays, and costs space only.
-    disk_->Post([this, drop = cut.drop](const std::stop_token&) {
+    const auto remove = [this, drop = cut.drop](const std::stop_token&) {
       for (const std::string& directory : drop) Remove(directory);
-    });
+    };
+    disk_.Post(remove).IgnoreError();  // what is not taken stays, and costs space only
     return;
   }
   if (cut.abort) {
     router_->CutAbort(cut.job);
     // After what was written there; when it is not taken, the next manifest's writer does it.
     if (cut.directory.empty()) return;
-    disk_->Post([this, cut](const std::stop_token&) { Remove(cut.directory); });
+    disk_.Post([this, cut](const std::stop_token&) { Remove(cut.directory); }).IgnoreError();
     return;
   }
   if (cut.collect) {
@@ -232,9 +230,8 @@ void ServerAgent::OnCut(const CutDirective& cut) {
     return;
   }
   if (cut.manifest) {
-    if (!disk_->Post([this, cut](const std::stop_token&) { WriteManifestOf(cut); })) {
-      AckWhenDone(cut.cut)(absl::ResourceExhaustedError("too much waits for the disk"));
-    }
+    const auto write = [this, cut](const std::stop_token&) { WriteManifestOf(cut); };
+    if (const absl::Status posted = disk_.Post(write); !posted.ok()) AckWhenDone(cut.cut)(posted);
     return;
   }
   router_->CutAt(cut.job, cut.steps,
@@ -261,9 +258,7 @@ void ServerAgent::OnCopied(const CutDirective& cut,
     }
     Queue(std::move(ack));
   };
-  if (!disk_->Post(write)) {
-    AckWhenDone(cut.cut)(absl::ResourceExhaustedError("too much waits for the disk"));
-  }
+  if (const absl::Status posted = disk_.Post(write); !posted.ok()) AckWhenDone(cut.cut)(posted);
 }
 
 void ServerAgent::WriteManifestOf(const CutDirective& cut) {

@@ -90,7 +90,7 @@ class ServerAgent {
   std::set<JobId> cutting_ GUARDED_BY(mutex_);  // whose later steps a cut may hold
   std::unique_ptr<HeartbeatThread> heartbeat_;
   std::thread thread_;
-  std::unique_ptr<CheckpointDisk> disk_;  // from Follow to Stop
+  CheckpointDisk disk_;  // stopped by Stop; shard threads may post to it later
 };
 
 }  // namespace paceline

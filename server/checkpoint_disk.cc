@@ -6,9 +6,9 @@ namespace paceline {
 
 CheckpointDisk::CheckpointDisk() : thread_([this] { Run(); }) {}
 
-CheckpointDisk::~CheckpointDisk() {
+void CheckpointDisk::Stop() {
   RequestStop();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 void CheckpointDisk::RequestStop() {
@@ -17,12 +17,14 @@ void CheckpointDisk::RequestStop() {
   wake_.SignalAll();
 }
 
-bool CheckpointDisk::Post(Task task) {
+absl::Status CheckpointDisk::Post(Task task) {
   MutexLock lock(&mutex_);
-  if (stop_.stop_requested() || tasks_.size() >= kMaxTasks) return false;
+  if (stop_.stop_requested()) return absl::CancelledError("the server ends");
+  if (tasks_.size() >= kMaxTasks)
+    return absl::ResourceExhaustedError("too much waits for the disk");
   tasks_.push_back(std::move(task));
   wake_.Signal();
-  return true;
+  return absl::OkStatus();
 }
 
 void CheckpointDisk::Run() {

@@ -1,6 +1,6 @@
 // The thread on which a server does the slow part of checkpoints: writing what was copied, reading
 // what is to be loaded. In order, one after another.
-// Thread rule: Post and RequestStop from any thread; tasks run on the disk thread.
+// Thread rule: Post and RequestStop from any thread, Stop from one; tasks run on the disk thread.
 #pragma once
 
 #include <deque>
@@ -8,6 +8,7 @@
 #include <stop_token>
 #include <thread>
 
+#include "absl/status/status.h"
 #include "common/runtime/mutex.h"
 
 namespace paceline {
@@ -18,12 +19,13 @@ class CheckpointDisk {
   using Task = std::function<void(const std::stop_token& stop)>;
 
   CheckpointDisk();
-  // Requests the stop and waits for all that was posted: what is to be removed still is.
-  ~CheckpointDisk();
+  ~CheckpointDisk() { Stop(); }
 
-  // False, and the task is dropped, when too many wait already or the stop was requested.
-  bool Post(Task task) EXCLUDES(mutex_);
+  // The task is dropped: ResourceExhausted when too many wait already, Cancelled after RequestStop.
+  absl::Status Post(Task task) EXCLUDES(mutex_);
   void RequestStop() EXCLUDES(mutex_);
+  // RequestStop, and waits for all that was posted: what is to be removed still is. Idempotent.
+  void Stop() EXCLUDES(mutex_);
 
  private:
   static constexpr size_t kMaxTasks = 64;

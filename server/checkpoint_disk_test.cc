@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -12,17 +11,19 @@ namespace {
 
 TEST(CheckpointDiskTest, AStopReachesWhatRunsAndWhatWaits) {
   std::vector<std::string> order;  // of the disk thread until it has ended
-  auto disk = std::make_unique<CheckpointDisk>();
-  ASSERT_TRUE(disk->Post([&order](const std::stop_token& stop) {
+  CheckpointDisk disk;
+  const auto run = [&order](const std::stop_token& stop) {
     while (!stop.stop_requested()) std::this_thread::yield();
     order.push_back("ran");
-  }));
-  ASSERT_TRUE(disk->Post([&order](const std::stop_token& stop) {
+  };
+  ASSERT_TRUE(disk.Post(run).ok());
+  const auto wait = [&order](const std::stop_token& stop) {
     order.push_back(stop.stop_requested() ? "waited" : "not told");
-  }));
-  disk->RequestStop();
-  EXPECT_FALSE(disk->Post([&order](const std::stop_token&) { order.push_back("too late"); }));
-  disk.reset();
+  };
+  ASSERT_TRUE(disk.Post(wait).ok());
+  disk.RequestStop();
+  EXPECT_TRUE(absl::IsCancelled(disk.Post(wait)));
+  disk.Stop();
   EXPECT_EQ(order, (std::vector<std::string>{"ran", "waited"}));
 }
 
@@ -32,10 +33,11 @@ TEST(CheckpointDiskTest, TakesAsManyTasksAsItSays) {
     while (!stop.stop_requested()) std::this_thread::yield();
   };
   int taken = 0;
-  while (taken < 100 && disk.Post(wait)) ++taken;
+  while (taken < 100 && disk.Post(wait).ok()) ++taken;
   // 64 wait; the first of them may run already.
   EXPECT_GE(taken, 64);
   EXPECT_LE(taken, 65);
+  EXPECT_TRUE(absl::IsResourceExhausted(disk.Post(wait)));
 }
 
 }  // namespace
