@@ -300,6 +300,25 @@ TEST_F(LauncherTest, ADaemonKilledInTheMiddleFailsTheRun) {
   EXPECT_TRUE(AwaitAllEnded());
 }
 
+// One that crashes and one that was drained and ended: whether the job goes on is the scheduler's
+// to decide.
+TEST_F(LauncherTest, AServerThatEndsWhileOthersServeIsLeftToTheScheduler) {
+  for (const std::string end : {"exit 0", "kill -9 $$"}) {
+    config_.output = root_ + "/out-" + end.substr(0, 4);
+    config_.servers = 2;
+    fs::remove(root_ + "/pids");
+    Script("paceline-server",
+           std::string(kDaemon).replace(std::string(kDaemon).find("exec sleep 1000"), 15,
+                                        "while [ ! -e $0-$$-ends ]; do sleep 0.02; done; " + end));
+    EXPECT_EQ(Run("[ $PACELINE_WORKER_INDEX = 1 ] || { touch $ROOT/paceline-server-$(sed -n 2p "
+                  "$ROOT/pids)-ends; while [ -e /proc/$(sed -n 2p $ROOT/pids) ]; do sleep 0.02; "
+                  "done; }"),
+              0)
+        << end << err_.str();
+    EXPECT_NE(err_.str().find("server-0 ended while the job ran"), std::string::npos) << end;
+  }
+}
+
 TEST_F(LauncherTest, ADaemonThatIsSlowToEndFailsNothing) {
   Script("paceline-server", std::string(kDaemon).replace(std::string(kDaemon).find("exec sleep"), 4,
                                                          "trap '' TERM; exec"));

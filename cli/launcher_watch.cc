@@ -103,8 +103,9 @@ void Launcher::OnEnd(size_t index) {
   ShowEnd(what, process);
   const bool others = std::any_of(processes_.begin(), processes_.end(),
                                   [](const Process& p) { return p.role == "server" && !p.ended; });
-  if (process.role == "server" && others && process.failed()) {
-    // The scheduler decides whether the job can go on without it; if not, its workers end.
+  if (process.role == "server" && others) {
+    // Drained or crashed: the scheduler decides whether the job can go on without it; if not, its
+    // workers end.
     lost_servers_.insert(process.name);
     return;
   }

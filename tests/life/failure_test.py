@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import signal
 import statistics
 import subprocess
@@ -226,6 +227,22 @@ class LauncherTest(harness.ClusterTest):
                 self.assertEqual(launched.process.wait(timeout=30), 1, launched.text())
                 self.assertRegex(launched.text(), rf"{role} (failed|ended while the job ran): signal 9")
                 self.nothing_is_left(pids)
+
+    def test_a_server_that_was_drained_may_be_ended(self):
+        launched = Launched(self, "--workers=2", "--servers=2")
+        pids = launched.running()
+        scheduler = re.search(r"cluster '.*' at (\S+)", launched.text("scheduler")).group(1)
+        drained = harness.run_program("pacelinectl", "drain", "server-0", f"--scheduler={scheduler}")
+        self.assertEqual(drained.returncode, 0, drained.stderr)
+        os.kill(pids["server-0"], signal.SIGTERM)
+        until(lambda: "server-0 ended while the job ran: exit code 0" in launched.text(), launched.text, 10)
+        made = {n: len(launched.times(n)) for n in ("worker-0", "worker-1")}
+        until(lambda: all(len(launched.times(n)) >= made[n] + 20 for n in made), launched.text, 20)
+        for name in made:
+            os.kill(pids[name], signal.SIGTERM)
+        self.assertEqual(launched.process.wait(timeout=20), 0, launched.text())
+        self.assertEqual(launched.summary()["outcome"], "succeeded")
+        self.nothing_is_left(pids)
 
     def test_workers_that_all_fail_are_no_success(self):
         launched = Launched(self, "--workers=2", "--servers=1", program=["/bin/sh", "-c", "exit 3"])
