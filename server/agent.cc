@@ -16,6 +16,7 @@ namespace {
 constexpr Ticks kCallTimeout = Seconds(5);
 constexpr Ticks kJoinPause = Milliseconds(100);
 constexpr Ticks kReportInterval = Milliseconds(250);
+constexpr size_t kMaxQueued = 4096;
 
 Ticks Now() { return Clock::Real().Now(); }
 
@@ -113,7 +114,7 @@ void ServerAgent::OpenWatch() {
       [this](absl::Status cause) {
         ReleaseCuts();
         MutexLock lock(&mutex_);
-        if (stopping_) return;
+        if (stopping_ || reopening_) return;
         if (!std::exchange(away_, true)) {
           LogWarning("server", options_.name, ": watch stream of ", control_->Peer(),
                      " ended: ", std::string(cause.message()));
@@ -146,7 +147,9 @@ void ServerAgent::OnArrived(uint64_t move, std::vector<ChunkKey> missing) {
 }
 
 void ServerAgent::OnLinkDown(NodeId peer, Ticks since, const std::string& cause) {
-  Queue(LinkDownRequest{peer, static_cast<uint32_t>(since.value() / 1'000'000), cause});
+  MutexLock lock(&mutex_);
+  links_down_[peer] = {peer, static_cast<uint32_t>(since.value() / 1'000'000), cause};
+  wake_.Signal();
 }
 
 void ServerAgent::OnDirective(Directive directive) {
@@ -279,27 +282,58 @@ void ServerAgent::Remove(const std::string& checkpoint) {
 
 void ServerAgent::Queue(NodeRequest request) {
   MutexLock lock(&mutex_);
+  if (outbox_.size() >= kMaxQueued) {
+    // When a stream begins the scheduler asks again for all it still waits for.
+    outbox_.clear();
+    watch_lost_ = true;
+  }
   outbox_.push_back(std::move(request));
   wake_.Signal();
 }
 
+// An error only when the same may be sent later.
+absl::Status ServerAgent::Send(const NodeRequest& request) {
+  const absl::Status status = control_->Call(joined_.self, request, kCallTimeout).status();
+  if (status.ok() || IsWorthRetrying(status)) return status;
+  LogWarning("server", options_.name,
+             ": the scheduler refused an answer: ", std::string(status.message()));
+  return absl::OkStatus();
+}
+
 absl::Status ServerAgent::SendQueued() {
+  std::map<NodeId, LinkDownRequest> links;
+  {
+    MutexLock lock(&mutex_);
+    links.swap(links_down_);
+  }
+  // Not kept when they do not get through: while it is so it is said again every few seconds, and
+  // the scheduler must not hear of it later.
+  for (const auto& [peer, link] : links) PACELINE_RETURN_IF_ERROR(Send(link));
   while (true) {
     NodeRequest request;
     {
       MutexLock lock(&mutex_);
       if (outbox_.empty()) return absl::OkStatus();
-      request = outbox_.front();
+      request = std::move(outbox_.front());
+      outbox_.pop_front();
     }
-    const absl::Status status = control_->Call(joined_.self, request, kCallTimeout).status();
-    if (IsWorthRetrying(status)) return status;
-    if (!status.ok()) {
-      LogWarning("server", options_.name,
-                 ": the scheduler refused an answer: ", std::string(status.message()));
-    }
+    const absl::Status status = Send(request);
+    if (status.ok()) continue;
     MutexLock lock(&mutex_);
-    outbox_.pop_front();
+    outbox_.push_front(std::move(request));
+    return status;
   }
+}
+
+void ServerAgent::ReopenWatch() {
+  const auto set = [this](bool on) {
+    MutexLock lock(&mutex_);
+    reopening_ = on;
+  };
+  set(true);  // a stream that ends now is no news
+  control_->StopWatch();
+  set(false);
+  OpenWatch();
 }
 
 absl::Status ServerAgent::Report() {
@@ -318,16 +352,14 @@ void ServerAgent::Run() {
     bool reopen = false;
     {
       MutexLock lock(&mutex_);
-      while (!stopping_ && outbox_.empty() && !watch_lost_ && Now() < next_report) {
+      while (!stopping_ && outbox_.empty() && links_down_.empty() && !watch_lost_ &&
+             Now() < next_report) {
         wake_.WaitFor(&mutex_, next_report - Now());
       }
       if (stopping_) return;
       reopen = std::exchange(watch_lost_, false);
     }
-    if (reopen) {
-      control_->StopWatch();
-      OpenWatch();
-    }
+    if (reopen) ReopenWatch();
     absl::Status status = SendQueued();
     if (Now() >= next_report) {
       status = Report();

@@ -70,7 +70,9 @@ class ServerAgent {
   Router::Done AckWhenDone(uint64_t id);
   void Queue(NodeRequest request) EXCLUDES(mutex_);
   void Run();
+  absl::Status Send(const NodeRequest& request);
   absl::Status SendQueued() EXCLUDES(mutex_);
+  void ReopenWatch() EXCLUDES(mutex_);
   absl::Status Report() EXCLUDES(mutex_);
   void Lost(const absl::Status& cause) EXCLUDES(mutex_);
 
@@ -82,7 +84,9 @@ class ServerAgent {
 
   Mutex mutex_;
   CondVar wake_;
-  std::deque<NodeRequest> outbox_ GUARDED_BY(mutex_);
+  std::deque<NodeRequest> outbox_ GUARDED_BY(mutex_);                // answers; kMaxQueued at most
+  std::map<NodeId, LinkDownRequest> links_down_ GUARDED_BY(mutex_);  // the newest word of each
+  bool reopening_ GUARDED_BY(mutex_) = false;
   bool watch_lost_ GUARDED_BY(mutex_) = false;
   bool away_ GUARDED_BY(mutex_) = false;  // the scheduler; said once
   bool stopping_ GUARDED_BY(mutex_) = false;
