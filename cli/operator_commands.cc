@@ -32,7 +32,13 @@ int AwaitDrained(Conversation& conversation, const CommandContext& context,
     const absl::StatusOr<ClusterView> view = conversation.Cluster();
     if (!view.ok()) return Complain(context, view.status());
     for (const NodeView& node : view->nodes) {
-      if (node.role != Role::kServer || node.name != server || node.state != "drained") continue;
+      if (node.role != Role::kServer || node.name != server) continue;
+      if (node.state == "dead" || node.state == "left") {
+        return Complain(context, absl::AbortedError(absl::StrCat(
+                                     "server ", server, node.state == "dead" ? " died" : " left",
+                                     " while it was drained (pacelinectl events)")));
+      }
+      if (node.state != "drained") continue;
       *context.out << "server " << server << " owns nothing any more and may be ended\n"
                    << std::flush;
       return kExitDone;
