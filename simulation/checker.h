@@ -16,6 +16,7 @@
 //                  repeated and when it arrives
 //  version         grows by one per update, never goes back
 //  staleness       owners report the staleness that their updates had; it agrees with the formula
+//  understood      no owner refuses what a worker sends in good order (checked by the workers)
 //  ledger          drawn = applied + discarded + returned, at scheduler, owners and workers
 //
 // Thread rule: one thread.
@@ -80,6 +81,8 @@ class Checker {
   // ---- Owners
   // Replies of one shard thread, in order, before they are sent.
   void OnReplies(const std::string& owner, const std::vector<Reply>& replies);
+  // It gives a chunk to another owner.
+  void OnGivenAway(ChunkKey chunk) { ++chunks_[chunk].moves; }
   // By which a shard thread goes; told before the replies that follow from it.
   void OnVerdict(PushKey push, const Verdict& verdict);
   // What the owner of the lead chunk counted by now.
@@ -112,7 +115,8 @@ class Checker {
     OperationStatus status;
     Version version;
     Samples samples;
-    uint64_t checksum = 0;
+    std::vector<uint64_t> checksums;  // the newest last
+    uint64_t moves = 0;               // of the chunk by then
   };
   struct Generation {
     std::vector<std::pair<NodeId, Incarnation>> members;
@@ -125,6 +129,7 @@ class Checker {
     std::vector<float> momentum;
     Version version;
     std::map<Version, uint64_t> checksums;
+    uint64_t moves = 0;
   };
   struct Count {
     uint64_t updates = 0;
@@ -148,10 +153,11 @@ class Checker {
   void OnRound(const std::string& owner, const RoundKey& key,
                const std::vector<const Reply*>& replies);
   void OnDiscarded(const Reply& reply);
-  void CheckAgain(const std::string& owner, const Reply& reply, const Answered& before);
+  void CheckAgain(const std::string& owner, const Reply& reply, Answered& before);
+  bool IsOfNow(const Reply& reply, const Answered& before) const;
   std::vector<const Reply*> InSum(const std::string& round,
                                   const std::vector<const Reply*>& replies);
-  void CheckWeights(const std::string& round, const Reply& reply, const Chunk& chunk);
+  void CheckWeights(const std::string& round, const Reply& reply, Chunk& chunk);
   void CheckReduce(const std::vector<const Reply*>& replies);
   bool Begin(Chunk& chunk, const Reply& reply);
   void Apply(Chunk& chunk, const std::vector<const Reply*>& in_sum, const Generation* generation,

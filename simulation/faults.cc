@@ -44,6 +44,9 @@ void Faults::Happen() {
       &Faults::BreakWatch,    &Faults::SlowJournal,      &Faults::JoinSpare,
       &Faults::JoinSpare,     &Faults::AskToLeave,       &Faults::Migrate,
       &Faults::Migrate,       &Faults::Migrate,          &Faults::Migrate,
+      &Faults::JoinServer,    &Faults::JoinServer,       &Faults::DrainServer,
+      &Faults::DrainServer,   &Faults::DrainServer,      &Faults::DrainServer,
+      &Faults::DrainServer,   &Faults::DrainServer,      &Faults::CutLink,
   };
   ++happened_;
   Disturb();
@@ -213,6 +216,68 @@ void Faults::Migrate() {
                   Disturb();
                   Kill(victim);
                 });
+}
+
+// ---- Chunks that move -------------------------------------------------------------------------
+
+// Chunks spread to it.
+void Faults::JoinServer() {
+  for (const auto& server : cluster_->servers) {
+    if (server->life() > 0) continue;
+    world_->Trace("fault: ", server->name(), " joins");
+    return server->Start();
+  }
+  DrainServer();
+}
+
+// Refused when it is the last.
+void Faults::DrainServer() {
+  std::vector<SimServer*> running;
+  for (const auto& server : cluster_->servers) {
+    if (server->running()) running.push_back(server.get());
+  }
+  if (running.empty()) return;
+  SimServer* const server = running[world_->random().Below(running.size())];
+  const bool undo = world_->random().OneIn(3);
+  world_->Trace("fault: ", server->name(), undo ? " drains no longer" : " drains");
+  cluster_->scheduler->Operate(DrainServerRequest{server->name(), undo});
+  if (!world_->random().OneIn(3)) LoseAnswers(server);
+  if (world_->random().OneIn(4)) CutLink();
+}
+
+// What it has answered has to be asked for at the owner after it, and there again.
+void Faults::LoseAnswers(SimServer* server) {
+  const Ticks mute = world_->random().TimeBetween(Milliseconds(50), Milliseconds(800));
+  const Ticks lossy = world_->random().TimeBetween(Milliseconds(50), Seconds(2));
+  world_->Trace("fault: all answers of ", server->name(), " are lost for ",
+                mute.value() / 1'000'000, " ms, many of all servers for ",
+                lossy.value() / 1'000'000, " ms after that");
+  cluster_->network->Mute(server, mute);
+  world_->After(mute, [this, lossy] {
+    Disturb();
+    cluster_->network->LoseReplies(world_->now() + lossy, 20'000);
+  });
+  world_->After(mute + lossy, [this] { Disturb(); });
+}
+
+// What should move there goes back to where it was.
+void Faults::CutLink() {
+  const size_t count = cluster_->servers.size();
+  if (count < 2) return;
+  const size_t a = world_->random().Below(count);
+  const size_t b = (a + 1 + world_->random().Below(count - 1)) % count;
+  const Ticks duration = world_->random().TimeBetween(Milliseconds(50), Seconds(6));
+  world_->Trace("fault: nothing passes between ", cluster_->servers[a]->name(), " and ",
+                cluster_->servers[b]->name(), " for ", duration.value() / 1'000'000, " ms");
+  cluster_->network->CutLink(cluster_->servers[a].get(), cluster_->servers[b].get(),
+                             world_->now() + duration);
+  // Owners ask the lead one for verdicts over it.
+  const bool needed = scenario_->job.quorum > 0;
+  if (needed) ++away_;
+  world_->After(duration, [this, needed] {
+    if (needed) --away_;
+    Disturb();
+  });
 }
 
 }  // namespace paceline::simulation

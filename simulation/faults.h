@@ -49,6 +49,10 @@ class Faults {
   void JoinSpare();
   void AskToLeave();
   void Migrate();
+  void JoinServer();
+  void DrainServer();
+  void LoseAnswers(SimServer* server);
+  void CutLink();
   void Restart(SimWorker* worker, Ticks delay);
   void Disturb() { disturbed_at_ = world_->now(); }
   // A worker that the job can do without; null when there is none.

@@ -94,7 +94,10 @@ void Network::Answer(const std::shared_ptr<Connection>& connection, const DataRe
                   ": status ", static_cast<int>(reply.reply.status), " to ", Text(reply.reply.to));
   }
   const uint64_t index = connection->to_worker.sent++;
-  if (world_->random().Per100k(scenario_->lost_replies)) {
+  const auto mute = mute_until_.find(connection->owner->name());
+  if (mute != mute_until_.end() && world_->now() < mute->second) return;
+  const bool lossy = world_->now() < lossy_until_;
+  if (world_->random().Per100k(lossy ? lossy_ : scenario_->lost_replies)) {
     Break(connection);
     connection->to_worker.cut_at = std::min(connection->to_worker.cut_at, index);
     return;
@@ -136,6 +139,24 @@ void Network::BreakAllOf(const Process* process) {
     }
   }
   for (const auto& connection : found) Break(connection);
+}
+
+void Network::Mute(const Process* owner, Ticks duration) {
+  Ticks& until = mute_until_[owner->name()];
+  until = std::max(until, world_->now() + duration);
+  world_->After(duration, [this, owner] {
+    if (world_->now() >= mute_until_.at(owner->name())) BreakAllOf(owner);
+  });
+}
+
+void Network::CutLink(const Process* a, const Process* b, Ticks until) {
+  Ticks& cut = cut_until_[std::minmax(a->name(), b->name())];
+  cut = std::max(cut, until);
+}
+
+bool Network::IsCut(const Process* a, const Process* b) const {
+  const auto it = cut_until_.find(std::minmax(a->name(), b->name()));
+  return it != cut_until_.end() && world_->now() < it->second;
 }
 
 }  // namespace paceline::simulation

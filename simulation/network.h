@@ -11,6 +11,8 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -82,6 +84,13 @@ class Network {
   void Answer(const std::shared_ptr<Connection>& connection, const DataReply& reply);
   void Break(const std::shared_ptr<Connection>& connection);
   void BreakAllOf(const Process* process);
+  // Nothing that this owner answers to workers arrives until then; then its connections break.
+  void Mute(const Process* owner, Ticks duration);
+  // Until then owners lose so many of 100 000 answers to workers.
+  void LoseReplies(Ticks until, uint32_t per_100k) { lossy_until_ = until, lossy_ = per_100k; }
+  // Nothing passes between these two owners until then.
+  void CutLink(const Process* a, const Process* b, Ticks until);
+  bool IsCut(const Process* a, const Process* b) const;
 
  private:
   Ticks Latency();
@@ -91,6 +100,10 @@ class Network {
   World* const world_;
   const Scenario* const scenario_;
   uint64_t last_id_ = 0;
+  Ticks lossy_until_;
+  uint32_t lossy_ = 0;
+  std::map<std::string, Ticks> mute_until_;                         // by owner
+  std::map<std::pair<std::string, std::string>, Ticks> cut_until_;  // by owners, in order
   std::map<uint64_t, std::weak_ptr<Connection>> connections_;
 };
 

@@ -27,9 +27,10 @@ class Simulation {
         network_(&world_, &scenario_) {
     cluster_.scheduler = &scheduler_;
     cluster_.network = &network_;
-    for (uint32_t i = 0; i < scenario_.servers; ++i) {
-      cluster_.servers.push_back(std::make_unique<SimServer>(
-          &world_, &options_.bugs, &checker_, &scheduler_, &network_, absl::StrCat("server-", i)));
+    for (uint32_t i = 0; i < scenario_.servers + scenario_.spare_servers; ++i) {
+      cluster_.servers.push_back(std::make_unique<SimServer>(&world_, &scenario_, &options_.bugs,
+                                                             &checker_, &scheduler_, &network_,
+                                                             absl::StrCat("server-", i)));
       cluster_.servers.back()->find_server = [this](const std::string& name) {
         for (const auto& server : cluster_.servers) {
           if (server->name() == name) return server.get();
@@ -81,7 +82,7 @@ class Simulation {
   // In any order, as machines come up.
   void Start() {
     std::vector<Process*> all{&scheduler_};
-    for (const auto& server : cluster_.servers) all.push_back(server.get());
+    for (uint32_t i = 0; i < scenario_.servers; ++i) all.push_back(cluster_.servers[i].get());
     for (uint32_t i = 0; i < scenario_.job.workers; ++i) all.push_back(cluster_.workers[i].get());
     for (Process* process : all) {
       world_.After(world_.random().TimeBetween(Ticks(0), Milliseconds(400)), [process] {

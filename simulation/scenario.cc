@@ -52,7 +52,7 @@ Scenario DrawScenario(Random& random) {
   s.job.failure_timeout_ms = static_cast<uint32_t>(1000 * random.Between(1, 3));
   s.tensors = DrawTensors(random, large);
   s.spare_workers = static_cast<uint32_t>(random.Below(3));
-  s.faults = static_cast<uint32_t>(random.OneIn(8) ? 0 : random.Between(1, 8));
+  s.faults = static_cast<uint32_t>(random.OneIn(8) ? 0 : random.Between(1, 10));
   const uint32_t noise = random.OneIn(4) ? 0 : 1;
   s.lost_calls = noise * static_cast<uint32_t>(random.Below(1500));
   s.resets = noise * static_cast<uint32_t>(random.Below(400));
@@ -69,14 +69,17 @@ Scenario DrawScenario(Random& random) {
     s.job.quorum = static_cast<uint32_t>(random.Between(1, s.job.workers));
     s.job.late = random.OneIn(3) ? Late::kDrop : Late::kCarry;
   }
+  s.spare_servers = static_cast<uint32_t>(random.Below(3));
+  s.lost_parts = noise * static_cast<uint32_t>(random.Below(20'000));
+  s.move_bytes = random.OneIn(2) ? 1 : 16u << 20;
   return s;
 }
 
 std::string Describe(const Scenario& s) {
   return absl::StrCat(
-      s.job.workers, "+", s.spare_workers, " workers, ", s.servers, " servers, groups ",
-      ToString(s.job.groups), ", ", s.tensors.size(), " tensors, ", s.job.sample_count, "x",
-      s.job.epochs, " samples by ", s.job.batch_size, ", ",
+      s.job.workers, "+", s.spare_workers, " workers, ", s.servers, "+", s.spare_servers,
+      " servers, groups ", ToString(s.job.groups), ", ", s.tensors.size(), " tensors, ",
+      s.job.sample_count, "x", s.job.epochs, " samples by ", s.job.batch_size, ", ",
       s.job.normalization == Normalization::kMean ? "mean" : "sum",
       s.job.deterministic ? ", deterministic" : "", s.reduces ? ", reduces" : "",
       s.job.quorum == 0 ? std::string()

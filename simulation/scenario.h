@@ -25,6 +25,7 @@ struct Scenario {
   std::vector<TensorSpec> tensors;
   uint32_t servers = 1;
   uint32_t spare_workers = 0;  // names that join while the job runs
+  uint32_t spare_servers = 0;  // the same
   uint32_t faults = 0;
 
   // Of 100 000 messages or calls.
@@ -32,6 +33,7 @@ struct Scenario {
   uint32_t resets = 0;          // of a data connection, by a frame
   uint32_t lost_replies = 0;    // the connection breaks with the reply on it
   uint32_t repeated = 0;        // frames that come a second time
+  uint32_t lost_parts = 0;      // of chunks that move, or the answers to them
   uint32_t broken_watches = 0;  // by a directive
   uint32_t not_finite = 0;      // gradients with a NaN
 
@@ -39,6 +41,7 @@ struct Scenario {
   Ticks latency = Milliseconds(1);        // typical of the network
   Ticks sync = Milliseconds(2);           // typical of the journal's disk
   uint64_t compact_after = 0;             // journal entries; 0 = never
+  uint64_t move_bytes = 16u << 20;        // that move at once
   bool reduces = false;                   // each step has a Reduce after its pushes
 };
 

@@ -12,7 +12,6 @@ namespace {
 constexpr Ticks kCallTimeout = Seconds(5);
 constexpr Ticks kPause = Milliseconds(100);
 constexpr Ticks kReportInterval = Milliseconds(250);
-constexpr uint64_t kQuestionRoutes = uint64_t{1} << 63;  // above those of connections
 
 // Runs a function when so many have arrived.
 class Arrivals {
@@ -27,6 +26,26 @@ class Arrivals {
   uint32_t left_;
   const std::function<void()> done_;
 };
+
+}  // namespace
+
+// The same with what is missing of all of them.
+class SimServer::MovedHere {
+ public:
+  using Done = std::function<void(std::vector<ChunkKey>)>;
+  MovedHere(uint32_t expected, Done done) : left_(expected), done_(std::move(done)) {}
+  void Arrive(const std::vector<ChunkKey>& missing) {
+    missing_.insert(missing_.end(), missing.begin(), missing.end());
+    if (--left_ == 0) done_(std::move(missing_));
+  }
+
+ private:
+  uint32_t left_;
+  std::vector<ChunkKey> missing_;
+  const Done done_;
+};
+
+namespace {
 
 bool Again(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
@@ -49,6 +68,8 @@ void SimServer::OnKill() {
   routes_.clear();
   known_.clear();
   fenced_.clear();
+  servers_.clear();
+  mover_.reset();
   outbox_.clear();
   asked_.clear();
   askers_.clear();
@@ -68,6 +89,7 @@ void SimServer::Join() {
                    [this](const absl::StatusOr<JoinReply>& reply) {
                      if (!reply.ok()) return After(kPause, [this] { Join(); });
                      self_ = reply->self;
+                     MakeMover();
                      for (uint32_t i = 0; i < kThreads; ++i) {
                        Lane& lane = (*lanes_)[i];
                        lane.job.emplace(self_.node, i, kThreads, 4u << 20, &lane.pool);
@@ -77,6 +99,17 @@ void SimServer::Join() {
                      OpenWatch();
                      OnReportDue();
                    });
+}
+
+void SimServer::MakeMover() {
+  SimMover::Hooks hooks;
+  hooks.take_back = [this](ChunkKey chunk, uint64_t move, std::vector<std::byte> bytes) {
+    TakeBack(chunk, move, std::move(bytes));
+  };
+  hooks.link_down = [this](NodeId peer, Ticks since) {
+    Queue(LinkDownRequest{peer, static_cast<uint32_t>(since.value() / 1'000'000), "out of reach"});
+  };
+  mover_.emplace(world(), scenario_, network_, this, std::move(hooks));
 }
 
 void SimServer::OpenWatch() {
@@ -188,141 +221,34 @@ void SimServer::Apply(const PlanDirective& directive) {
   prepared->optimizer = *std::move(optimizer);
   prepared->policy = *std::move(policy);
   Learn(directive.plan.groups);
-  std::shared_ptr<Arrivals> arrived;
-  for (const ChunkMove& move : directive.plan.moves) {
-    if (move.to != self_.node) continue;
-    arrived = std::make_shared<Arrivals>(kThreads, AckWhenDone(directive.plan.move));
-    break;
+  for (const ServerInfo& server : directive.plan.servers) {
+    servers_[server.node] = server.incarnation;
   }
+  const std::shared_ptr<MovedHere> arrived = ArrivalsOf(directive.plan);
   OnEveryThread(
       [this, prepared, arrived](JobShards& job, Replies* replies) {
         job.OnHandOver([this](OutgoingChunk chunk) {
-          Give(std::make_shared<const OutgoingChunk>(std::move(chunk)));
+          checker_->OnGivenAway(chunk.chunk);
+          mover_->Give(std::move(chunk));
         });
         job.ApplyPlan(prepared, world()->now(), replies);
-        if (arrived) job.WhenAllArrived([arrived] { arrived->Arrive(); });
+        if (arrived != nullptr && prepared->plan.withdrawn) {
+          arrived->Arrive(job.Missing());
+        } else if (arrived != nullptr) {
+          job.WhenAllArrived([arrived] { arrived->Arrive({}); });
+        }
       },
       AckWhenDone(directive.change));
+  mover_->Follow(directive.plan);
 }
 
-// As ShardMover: again and again until the other end has it.
-void SimServer::Give(std::shared_ptr<const OutgoingChunk> chunk) {
-  const Ticks takes = Ticks(static_cast<int64_t>(world()->random().Below(50'000'000)));
-  After(takes, [this, chunk] {
-    SimServer* const to = find_server(chunk->to.name);
-    const auto again = [this, chunk] { After(kPause, [this, chunk] { Give(chunk); }); };
-    if (!to->alive() || to->self().incarnation != chunk->to.incarnation) return again();
-    to->TakeChunk(self_, *chunk, [again](bool taken) {
-      if (!taken) again();
-    });
-  });
-}
-
-void SimServer::TakeChunk(NodeRef from, const OutgoingChunk& chunk,
-                          std::function<void(bool)> done) {
-  const uint32_t lane = JobShards::ThreadOf(chunk.chunk, kThreads);
-  auto bytes = std::make_shared<const std::vector<std::byte>>(Encode(chunk.state));
-  Operation op;
-  op.kind = OperationKind::kMoveShard;
-  op.sender = from.node;
-  op.incarnation = from.incarnation;
-  op.job_generation = chunk.generation;
-  op.origin_step = Step(chunk.move);
-  op.chunk = chunk.chunk;
-  op.samples = Samples(bytes->size());
-  op.total_bytes = bytes->size();
-  Post(lane, [this, lane, op, bytes, done] {
-    JobShards& job = *(*lanes_)[lane].job;
-    Replies replies;
-    bool taken = false;
-    if (job.plan() != nullptr) {
-      for (uint64_t at = 0; at < bytes->size(); at += kPieceBytes) {
-        const uint64_t length = std::min<uint64_t>(kPieceBytes, bytes->size() - at);
-        job.OnOperation(op, {at, std::span(*bytes).subspan(at, length)}, nullptr, world()->now(),
-                        &replies);
-      }
-    }
-    std::erase_if(replies, [&taken](const Reply& reply) {
-      if (reply.to.kind != OperationKind::kMoveShard) return false;
-      taken = taken || reply.status == OperationStatus::kOk;
-      return true;
-    });
-    Send(lane, replies);
-    done(taken);
-  });
-}
-
-// ---- Verdicts ---------------------------------------------------------------------------------
-
-void SimServer::Ask(uint32_t lane, OutgoingQuestion question) {
-  std::erase_if(asked_, [&](const auto& entry) {
-    return entry.second.first == lane && entry.second.second.push == question.push;
-  });
-  asked_.emplace(++last_token_, std::pair(lane, std::move(question)));
-  SendQuestion(last_token_);
-}
-
-void SimServer::SendQuestion(uint64_t token) {
-  const auto it = asked_.find(token);
-  if (it == asked_.end() || ended_) return;
-  const OutgoingQuestion question = it->second.second;
-  const bool lost = world()->random().OneIn(50);
-  After(world()->random().TimeBetween(Ticks(0), Milliseconds(4)), [this, token, question, lost] {
-    SimServer* const to = find_server(question.lead.owner.name);
-    if (lost || !to->alive() || to->self().incarnation != question.lead.owner.incarnation) return;
-    to->TakeQuestion(this, token, question);
-  });
-  After(kPause, [this, token] { SendQuestion(token); });
-}
-
-void SimServer::TakeQuestion(SimServer* from, uint64_t token, const OutgoingQuestion& question) {
-  const uint32_t lane = JobShards::ThreadOf(question.chunk, kThreads);
-  Operation op;
-  op.kind = OperationKind::kVerdict;
-  op.route = kQuestionRoutes + ++last_token_;
-  op.sender = from->self().node;
-  op.incarnation = from->self().incarnation;
-  op.sequence = Sequence(token);
-  op.job_generation = question.lead.generation;
-  op.base.lineage = question.lead.lineage;
-  op.group = question.push.group;
-  op.step = op.origin_step = question.push.step;
-  op.chunk = question.chunk;
-  op.total_bytes = question.bytes->size();
-  askers_[op.route] = {from, from->life(), token};
-  Post(lane, [this, lane, op, bytes = question.bytes] {
-    JobShards& job = *(*lanes_)[lane].job;
-    if (ended_ || job.plan() == nullptr) return;  // it will ask again
-    Replies replies;
-    job.OnOperation(op, {0, *bytes}, nullptr, world()->now(), &replies);
-    Send(lane, replies);
-  });
-}
-
-void SimServer::Answer(const Reply& reply) {
-  const auto it = askers_.find(reply.to.route);
-  if (it == askers_.end()) return;
-  const Asker asker = it->second;
-  askers_.erase(it);
-  const Ticks takes = world()->random().TimeBetween(Ticks(0), Milliseconds(4));
-  world()->After(takes, [asker, reply] {
-    asker.server->AfterIn(asker.life, Ticks(0),
-                          [asker, reply] { asker.server->OnAnswer(asker.token, reply); });
-  });
-}
-
-void SimServer::OnAnswer(uint64_t token, const Reply& reply) {
-  const auto it = asked_.find(token);
-  if (it == asked_.end() || reply.status == OperationStatus::kNotYet) return;
-  const uint32_t lane = it->second.first;
-  const uint32_t lineage = it->second.second.lead.lineage;
-  asked_.erase(it);
-  if (reply.status != OperationStatus::kOk) return;
-  Post(lane, [this, lane, lineage, answer = reply.state] {
-    Replies replies;
-    (*lanes_)[lane].job->OnVerdict(lineage, *answer, world()->now(), &replies);
-    Send(lane, replies);
-  });
+// As Router: tells when every thread has the chunks that the plan brings here, or what they miss.
+std::shared_ptr<SimServer::MovedHere> SimServer::ArrivalsOf(const Plan& plan) {
+  const bool comes = std::any_of(plan.moves.begin(), plan.moves.end(),
+                                 [this](const ChunkMove& move) { return move.to == self_.node; });
+  if (!comes) return nullptr;
+  return std::make_shared<MovedHere>(
+      kThreads, [this, move = plan.move](auto missing) { OnArrived(move, std::move(missing)); });
 }
 
 void SimServer::Apply(const PrepareDirective& directive) {
@@ -362,6 +288,7 @@ void SimServer::Apply(const SealedDirective& directive) {
 void SimServer::Apply(const CutDirective&) {}
 
 void SimServer::Apply(const EndJobDirective&) {
+  mover_->Forget();
   OnEveryThread(
       [this](JobShards& job, Replies* replies) {
         job.End(replies);
@@ -464,43 +391,6 @@ void SimServer::Send(uint32_t lane, Replies& replies) {
     network_->Answer(it->second, out);
   }
   replies.clear();
-}
-
-// ---- Bugs put in on purpose -------------------------------------------------------------------
-
-// What is summed of a round that may become void.
-void SimServer::RememberSum(const DataFrame& frame) {
-  const Operation& op = frame.operation;
-  const bool whole = frame.payload != nullptr && frame.length == op.total_bytes;
-  if (op.kind != OperationKind::kPushPull || op.samples.value() == 0 || !whole) return;
-  std::vector<float>& sum = sums_[{op.chunk, op.group, op.step, op.ordinal}];
-  sum.resize(frame.payload->size());
-  for (size_t i = 0; i < sum.size(); ++i) sum[i] += (*frame.payload)[i];
-}
-
-// Of the rounds that a directive made void.
-void SimServer::KeepSums(const Replies& replies) {
-  for (const Reply& reply : replies) {
-    if (reply.status != OperationStatus::kOldGeneration) continue;
-    auto sum = sums_.extract({reply.to.chunk, reply.to.group, reply.to.step, reply.to.ordinal});
-    if (!sum.empty()) old_sums_.insert(std::move(sum));
-  }
-}
-
-// The first contribution to a round that is done again comes on top of the old sum.
-DataFrame SimServer::WithOldSum(DataFrame frame) {
-  const Operation& op = frame.operation;
-  const RoundKey key{op.chunk, op.group, op.step, op.ordinal};
-  const auto it = old_sums_.find(key);
-  if (it == old_sums_.end() || op.kind != OperationKind::kPushPull || op.samples.value() == 0) {
-    return frame;
-  }
-  std::vector<float> sum = std::move(it->second);
-  old_sums_.erase(it);
-  if (sum.size() != frame.payload->size()) return frame;
-  for (size_t i = 0; i < sum.size(); ++i) sum[i] += (*frame.payload)[i];
-  frame.payload = std::make_shared<const std::vector<float>>(std::move(sum));
-  return frame;
 }
 
 }  // namespace paceline::simulation

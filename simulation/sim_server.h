@@ -20,15 +20,17 @@
 #include "simulation/checker.h"
 #include "simulation/network.h"
 #include "simulation/scenario.h"
+#include "simulation/sim_mover.h"
 #include "simulation/sim_scheduler.h"
 
 namespace paceline::simulation {
 
 class SimServer final : public FrameTaker {
  public:
-  SimServer(World* world, const Bugs* bugs, Checker* checker, SimScheduler* scheduler,
-            Network* network, const std::string& name)
+  SimServer(World* world, const Scenario* scenario, const Bugs* bugs, Checker* checker,
+            SimScheduler* scheduler, Network* network, const std::string& name)
       : FrameTaker(world, name),
+        scenario_(scenario),
         bugs_(bugs),
         checker_(checker),
         scheduler_(scheduler),
@@ -37,6 +39,15 @@ class SimServer final : public FrameTaker {
   NodeRef self() const { return self_; }
   // Where another owner is; set before the first Start.
   std::function<SimServer*(const std::string& name)> find_server;
+  // Whether it lets another owner in.
+  bool Knows(NodeRef owner) const {
+    const auto it = servers_.find(owner.node);
+    return it != servers_.end() && it->second == owner.incarnation;
+  }
+  // The part `part.step` on of the bytes of a chunk comes; `done` with the answer.
+  void TakePart(const Operation& part, std::shared_ptr<const std::vector<std::byte>> bytes,
+                std::function<void(OperationStatus)> done);
+
   // FrameTaker
   absl::Status Authenticate(NodeRef worker) override;
   void OnOpened(const std::shared_ptr<Connection>& connection) override;
@@ -58,6 +69,7 @@ class SimServer final : public FrameTaker {
     Ticks last;  // when the newest of its queue is done
   };
   using Done = std::function<void()>;
+  class MovedHere;
 
   void Join();
   void OpenWatch();
@@ -71,10 +83,11 @@ class SimServer final : public FrameTaker {
   void Apply(const CutDirective& directive);
   void Apply(const RecallSamplesDirective&) {}
   void Apply(const RemoveDirective&) {}
-  void Give(std::shared_ptr<const OutgoingChunk> chunk);
-  // A chunk comes whole; false: not yet.
-  void TakeChunk(NodeRef from, const OutgoingChunk& chunk, std::function<void(bool)> done);
   void Apply(const EndJobDirective& directive);
+  void MakeMover();
+  std::shared_ptr<MovedHere> ArrivalsOf(const Plan& plan);
+  void OnArrived(uint64_t move, std::vector<ChunkKey> missing);
+  void TakeBack(ChunkKey chunk, uint64_t move, std::vector<std::byte> bytes);
   // As VerdictLinks: again and again until it is answered.
   void Ask(uint32_t lane, OutgoingQuestion question);
   void SendQuestion(uint64_t token);
@@ -101,6 +114,7 @@ class SimServer final : public FrameTaker {
   void RememberSum(const DataFrame& frame);
   void KeepSums(const Replies& replies);
 
+  const Scenario* const scenario_;
   const Bugs* const bugs_;
   Checker* const checker_;
   SimScheduler* const scheduler_;
@@ -113,6 +127,8 @@ class SimServer final : public FrameTaker {
   std::map<uint64_t, std::shared_ptr<Connection>> routes_;
   std::map<NodeId, Incarnation> known_;
   std::map<NodeId, Incarnation> fenced_;
+  std::map<NodeId, Incarnation> servers_;
+  std::optional<SimMover> mover_;
   std::deque<NodeRequest> outbox_;
   bool report_due_ = false;
   bool calling_ = false;

@@ -201,9 +201,17 @@ void SimWorker::Settle(const OpPtr& op, const DataReply& reply) {
       break;
     case OperationStatus::kJobEnded:
       if (phase_ >= Phase::kLeaving) return;  // nobody is left who would wait for its last word
-      [[fallthrough]];
-    default:
+      return Fail("the job ended");
+    case OperationStatus::kFenced:
+    case OperationStatus::kNotWriter:
       return Fail(absl::StrCat("an owner answered status ", static_cast<int>(reply.reply.status)));
+    default:
+      world()->Fail(
+          "understood",
+          absl::StrCat(name(), " is answered status ", static_cast<int>(reply.reply.status), " by ",
+                       links_.at(op->owner).server->name(), " to an operation on chunk ",
+                       mine.chunk.tensor.value(), "/", mine.chunk.chunk.value(), " in step ",
+                       mine.step.value()));
   }
   if (mine.kind == OperationKind::kReduce) {
     group_is_in_ = std::max(group_is_in_, reply.reply.open_step);
