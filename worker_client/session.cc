@@ -327,14 +327,17 @@ absl::Status SessionImpl::AdvanceStep() {
     next = std::max(next, group_->step() + Step(1));
     return group_->MayBegin(next);
   };
+  Block();
   while (failed_.ok() && !may_begin()) {
     if (Now() >= deadline) {
+      --blocked_;
       return absl::DeadlineExceededError(
           absl::StrCat("worker '", options_.worker_name, "' waited before step ", next.value(),
                        " for a change of its group to be decided by ", control_->Peer()));
     }
     changed_.WaitFor(&mutex_, deadline - Now());
   }
+  --blocked_;
   if (!failed_.ok()) return failed_;
   BeginStep(next);
   return absl::OkStatus();

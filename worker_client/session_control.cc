@@ -24,9 +24,19 @@ absl::StatusOr<NodeReply> SessionImpl::CallScheduler(const NodeRequest& request)
 
 Ticks SessionImpl::Deadline() const { return Now() + options_.deadline; }
 
-// A scheduler that is away or busy is waited for: it recovers, and training goes on meanwhile.
 absl::StatusOr<NodeReply> SessionImpl::CallScheduler(const NodeRequest& request, Ticks timeout) {
-  const Ticks deadline = Now() + timeout;
+  {
+    MutexLock lock(&mutex_);
+    Block();
+  }
+  absl::StatusOr<NodeReply> reply = CallUntil(request, Now() + timeout);
+  MutexLock lock(&mutex_);
+  --blocked_;
+  return reply;
+}
+
+// A scheduler that is away or busy is waited for: it recovers, and training goes on meanwhile.
+absl::StatusOr<NodeReply> SessionImpl::CallUntil(const NodeRequest& request, Ticks deadline) {
   while (true) {
     const Ticks left = std::max(deadline - Now(), kSchedulerPause);
     absl::StatusOr<NodeReply> reply = control_->Call(joined_.self, request, left);

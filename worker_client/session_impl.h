@@ -151,6 +151,10 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   std::set<NodeId> Owners() const REQUIRES(mutex_);
   void ReturnUnused() EXCLUDES(mutex_, draw_mutex_);
   absl::Status CoverForGood() EXCLUDES(mutex_);
+  bool IsToEnd() const;
+  void EndIfStuck(Ticks now) REQUIRES(mutex_);
+  // A call of the program waits for others from here until blocked_ is counted down.
+  void Block() REQUIRES(mutex_);
   absl::Status CoverUntilGone() EXCLUDES(mutex_);
 
   // session_guards.cc
@@ -243,6 +247,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   uint32_t StepTimeUs() const REQUIRES(mutex_);  // median; 0 = not known
   absl::StatusOr<NodeReply> CallScheduler(const NodeRequest& request);
   absl::StatusOr<NodeReply> CallScheduler(const NodeRequest& request, Ticks timeout);
+  absl::StatusOr<NodeReply> CallUntil(const NodeRequest& request, Ticks deadline);
   void Fail(absl::Status status) REQUIRES(mutex_);
   Ticks Deadline() const;
 
@@ -261,6 +266,9 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   bool gone_ GUARDED_BY(mutex_) = false;     // its watch stream ended for that
   bool left_ GUARDED_BY(mutex_) = false;
   std::string said_waiting_ GUARDED_BY(mutex_);
+  uint32_t blocked_ GUARDED_BY(mutex_) = 0;
+  Ticks blocked_since_ GUARDED_BY(mutex_);
+  Ticks stop_seen_ GUARDED_BY(mutex_);  // when the program was to end; 0: it is not
   std::optional<std::string> asked_to_leave_ GUARDED_BY(mutex_);
   // What the scheduler has said of this incarnation, or an owner or a fence without the reason.
   enum class Standing { kMember, kFenced, kDeclaredDead, kDisplaced };

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/status.h"
 #include "common/runtime/clock.h"
 #include "common/runtime/log.h"
@@ -11,6 +12,7 @@ namespace paceline {
 namespace {
 
 constexpr Ticks kLastBoundaryPatience = Seconds(5);
+constexpr Ticks kStopPatience = Seconds(3);
 constexpr Ticks kStandingTimeout = Seconds(1);
 constexpr Step kForGood(uint64_t{1} << 40);     // further than a group gets
 constexpr Ticks kForGoodPatience = Seconds(1);  // nobody is lost without it
@@ -54,7 +56,7 @@ absl::Status SessionImpl::CoverUntilGone() {
     bool goes_over = false;
     {
       MutexLock lock(&mutex_);
-      const Ticks deadline = Deadline();
+      const Ticks deadline = IsToEnd() ? Now() + kStopPatience : Deadline();
       const bool alone = group_->alone();
       while (failed_.ok() && !alone && !gone_ && !group_->leaves_at() && Now() < deadline) {
         changed_.WaitFor(&mutex_, deadline - Now());
@@ -100,12 +102,43 @@ absl::Status SessionImpl::Leave(const std::string& reason) {
     MutexLock lock(&mutex_);
     leaving_ = true;
   }
-  PACELINE_RETURN_IF_ERROR(CallScheduler(request).status());
-  PACELINE_RETURN_IF_ERROR(CoverUntilGone());
+  const bool in_a_hurry = IsToEnd();
+  const absl::Status told =
+      CallScheduler(request, in_a_hurry ? kStopPatience : options_.deadline).status();
+  if (told.ok()) {
+    PACELINE_RETURN_IF_ERROR(CoverUntilGone());
+  } else if (in_a_hurry && IsWorthRetrying(told)) {
+    LogWarning("worker", options_.worker_name,
+               ": ends without a word from the scheduler, for which ",
+               "it will have died; its unused samples are then handed out again: ",
+               std::string(told.message()));
+  } else {
+    return told;
+  }
   MutexLock lock(&mutex_);
   left_ = true;
   control_wake_.Signal();
   return absl::OkStatus();
+}
+
+void SessionImpl::Block() {
+  if (blocked_++ == 0) blocked_since_ = Now();
+}
+
+bool SessionImpl::IsToEnd() const { return options_.stop && options_.stop(); }
+
+// A program that was told to end and waits for what does not come would wait for as long as any
+// operation may take.
+void SessionImpl::EndIfStuck(Ticks now) {
+  if (!failed_.ok() || leaving_ || !IsToEnd()) return;
+  if (stop_seen_ == Ticks()) stop_seen_ = now;
+  if (blocked_ == 0 || now - std::max(stop_seen_, blocked_since_) < kStopPatience) return;
+  std::string what = absl::StrCat("worker '", options_.worker_name, "' waited");
+  for (const auto& [id, pending] : pending_) {
+    if (!pending->done) what = DescribeOp(*pending, *pending->ops.front());
+  }
+  Fail(absl::DeadlineExceededError(absl::StrCat(
+      what, " for ", kStopPatience.value() / 1'000'000'000, " s after it was told to end")));
 }
 
 std::optional<std::string> SessionImpl::asked_to_leave() const {

@@ -380,7 +380,9 @@ absl::StatusOr<OperationResult> SessionImpl::WaitFor(uint64_t id) {
   pending = it->second;
   const Ticks began = Clock::Real().Now();
   // The timer ends it at its deadline; its memory is free only when it is done.
+  Block();
   while (!pending->done) changed_.Wait(&mutex_);
+  --blocked_;
   waited_ += Clock::Real().Now() - began;
   pending_.erase(id);
   if (!pending->status.ok()) return pending->status;
@@ -473,6 +475,7 @@ void SessionImpl::RunTimer() {
       if (closing_) return;
       called_back.swap(called_back_);
       const Ticks now = Now();
+      EndIfStuck(now);
       again = TakeDueRetries(now);
       late = TakeLate(now);
     }

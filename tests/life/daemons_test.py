@@ -87,6 +87,33 @@ class Ending(harness.ClusterTest):
                 (self.cluster.folder / f"w{i}.log").unlink()
 
 
+    def test_a_worker_leaves_on_a_signal_while_the_scheduler_is_away(self):
+        for i in range(2):
+            self.cluster.start_probe(f"w{i}", 2)
+        self.cluster.until_step(["w0", "w1"], 5)
+        self.cluster.kill("scheduler", signal.SIGKILL)
+        self.cluster.kill("w0", signal.SIGTERM)
+        self.assertEqual(self.cluster.wait("w0", 5), 0)
+        self.assertIn("ends without a word from the scheduler", self.cluster.text("w0"))
+        # Nobody waits for it, and the next scheduler does without it.
+        last = self.cluster.step("w1")
+        self.cluster.until_step(["w1"], last + 5)
+        self.cluster.start_scheduler()
+        self.cluster.until_members(["w1"], 1)
+        self.stop("w1")
+
+    def test_everything_is_told_to_end_at_once(self):
+        for i in range(2):
+            self.cluster.start_probe(f"w{i}", 2)
+        self.cluster.until_step(["w0", "w1"], 5)
+        everybody = ("scheduler", "server-0", "server-1", "w0", "w1")
+        for name in everybody:
+            self.cluster.kill(name, signal.SIGTERM)
+        end = time.monotonic() + 5
+        for name in everybody:
+            self.cluster.wait(name, max(0.1, end - time.monotonic()))
+
+
 class ReadOnly(harness.ClusterTest):
     SERVERS = 0
 
