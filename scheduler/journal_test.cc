@@ -112,6 +112,20 @@ TEST_F(SqliteJournalTest, AnAppendIsAllOrNothing) {
   EXPECT_EQ((*journal)->TakeRecovered().size(), 1u);
 }
 
+// What a copy of the file has, or a scheduler after kill -9 and the loss of whatever lay beside it.
+TEST_F(SqliteJournalTest, WhatIsAnsweredIsInTheFileItself) {
+  auto journal = Open();
+  ASSERT_TRUE(journal.ok());
+  for (uint64_t index = 1; index <= 3; ++index) {
+    ASSERT_TRUE(Append(**journal, {{index, "entry"}}).ok());
+  }
+  const std::string copy = path_.string() + ".copy";
+  fs::copy_file(path_, copy);
+  auto copied = OpenSqliteJournal(copy, "c");
+  ASSERT_TRUE(copied.ok()) << copied.status();
+  EXPECT_EQ((*copied)->TakeRecovered().size(), 3u);
+}
+
 TEST_F(SqliteJournalTest, RefusesASecondScheduler) {
   auto first = Open();
   ASSERT_TRUE(first.ok());

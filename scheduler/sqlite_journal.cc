@@ -63,11 +63,13 @@ class SqliteFile {
                         nullptr) != SQLITE_OK) {
       return Failure("open");
     }
-    // Exclusive: a second scheduler on the same file is refused, and WAL needs no shared memory.
+    // Exclusive: a second scheduler on the same file is refused.
     PACELINE_RETURN_IF_ERROR(Execute("PRAGMA locking_mode=EXCLUSIVE"));
-    PACELINE_RETURN_IF_ERROR(Execute("PRAGMA journal_mode=WAL"));
+    // No write-ahead log: SQLite takes a damaged one for one that ended earlier, and without a word
+    // the newest entries are gone. So every entry is in the file itself once it is answered.
+    PACELINE_RETURN_IF_ERROR(Execute("PRAGMA journal_mode=PERSIST"));
     PACELINE_RETURN_IF_ERROR(Execute("PRAGMA synchronous=FULL"));
-    PACELINE_RETURN_IF_ERROR(Execute("BEGIN IMMEDIATE"));
+    PACELINE_RETURN_IF_ERROR(Execute("BEGIN EXCLUSIVE"));
     return Execute("COMMIT");
   }
 
@@ -85,8 +87,7 @@ class SqliteFile {
       if (insert.ok()) sqlite3_bind_text(insert.get(), 1, cluster.c_str(), -1, SQLITE_TRANSIENT);
       if (insert.Step() != SQLITE_DONE) return Failure("create");
     }
-    PACELINE_RETURN_IF_ERROR(Execute("COMMIT"));
-    return Execute("PRAGMA wal_checkpoint(TRUNCATE)");
+    return Execute("COMMIT");
   }
 
   // Refuses what is not this cluster's journal in a format this program reads.
@@ -241,7 +242,7 @@ absl::Status CheckHeader(const std::string& path) {
 // Written beside and moved into place, so that a crash leaves no half-made journal.
 absl::Status CreateFile(const std::string& path, const std::string& cluster) {
   const std::string made = path + ".new";
-  for (const char* suffix : {"", "-wal", "-shm", "-journal"}) ::unlink((made + suffix).c_str());
+  for (const char* suffix : {"", "-journal"}) ::unlink((made + suffix).c_str());
   const int fd = ::open(made.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
   if (fd < 0) return SystemError(path, "create");
   ::close(fd);
@@ -249,6 +250,7 @@ absl::Status CreateFile(const std::string& path, const std::string& cluster) {
     SqliteFile file(made);
     PACELINE_RETURN_IF_ERROR(file.Create(cluster));
   }
+  ::unlink((made + "-journal").c_str());
   if (::rename(made.c_str(), path.c_str()) != 0) return SystemError(path, "rename");
   const size_t slash = path.rfind('/');
   const std::string directory = slash == std::string::npos ? "." : path.substr(0, slash + 1);
@@ -290,7 +292,8 @@ absl::StatusOr<std::unique_ptr<Journal>> OpenSqliteJournal(const std::string& na
                                                            const std::string& cluster) {
   PACELINE_ASSIGN_OR_RETURN(const std::string path, Resolve(named));
   struct stat info;
-  if (::stat(path.c_str(), &info) != 0) {
+  const bool is_new = ::stat(path.c_str(), &info) != 0;
+  if (is_new) {
     if (errno != ENOENT) return SystemError(path, "stat");
     PACELINE_RETURN_IF_ERROR(CreateFile(path, cluster));
   } else {
@@ -303,6 +306,9 @@ absl::StatusOr<std::unique_ptr<Journal>> OpenSqliteJournal(const std::string& na
   PACELINE_RETURN_IF_ERROR(file->CheckIdentity(cluster));
   PACELINE_RETURN_IF_ERROR(file->CheckIntegrity());
   PACELINE_ASSIGN_OR_RETURN(std::vector<JournalEntry> entries, file->Read());
+  if (entries.empty() && !is_new) {
+    LogInfo("scheduler", "journal ", path, " holds nothing yet: cluster \"", cluster, "\" is new");
+  }
   return std::unique_ptr<Journal>(new SqliteJournal(std::move(file), std::move(entries)));
 }
 

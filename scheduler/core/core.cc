@@ -29,8 +29,11 @@ absl::Status Core::Impl::Recover(const std::vector<JournalEntry>& entries) {
     PACELINE_ASSIGN_OR_RETURN(Entry decoded, scheduler::DecodeEntry(entry.bytes));
     const bool compacted = std::holds_alternative<scheduler::StateCompacted>(decoded);
     if (!compacted && entry.index != last_index_ + 1) {
-      return absl::DataLossError(absl::StrCat("journal: entry ", entry.index, " follows entry ",
-                                              last_index_, "; the ones between are missing"));
+      return absl::DataLossError(
+          absl::StrCat("journal: entry ", entry.index, " follows entry ", last_index_,
+                       "; the ones between are missing: restore the journal from a copy, or move "
+                       "it away to start a new "
+                       "cluster (jobs then have to be resumed from their checkpoints)"));
     }
     const absl::Status applied = scheduler::Apply(decoded, state_);
     if (!applied.ok()) {
