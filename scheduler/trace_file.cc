@@ -20,7 +20,8 @@ TraceFile::TraceFile(const std::string& path, const CoreOptions& options,
   rename(path.c_str(), (path + ".previous").c_str());  // there may be none
   fd_ = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (fd_ < 0) {
-    LogWarning("scheduler", "no event trace: cannot write '", path, "': ", strerror(errno));
+    LogWarning("scheduler", "no event trace: cannot write '", path,
+               "': ", errno == 0 ? "the disk may be full" : strerror(errno));
     return;
   }
   scheduler::TraceHeader header;
@@ -53,8 +54,9 @@ void TraceFile::Write(const std::string& bytes) {
     return;
   }
   bytes_left_ -= bytes.size();
-  if (write(fd_, bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size())) {
-    LogWarning("scheduler", "the event trace ends here: ", strerror(errno));
+  const ssize_t put = write(fd_, bytes.data(), bytes.size());
+  if (put != static_cast<ssize_t>(bytes.size())) {
+    LogWarning("scheduler", "the event trace ends here: ", strerror(put < 0 ? errno : ENOSPC));
     close(std::exchange(fd_, -1));
   }
 }

@@ -84,8 +84,9 @@ void Core::Impl::On(RequestId request, MoveWorkerRequest& move) {
     }
   }
   if (worker == nullptr) {
-    return Refuse(request, absl::NotFoundError(absl::StrCat("worker ", move.worker, " of job ",
-                                                            move.job, " is not live")));
+    return Refuse(request, absl::NotFoundError(absl::StrCat(
+                               "worker ", move.worker, " of job ", move.job,
+                               " is not live; pacelinectl nodes lists those that are")));
   }
   const std::string reason =
       absl::StrCat("asked for by an operator", move.reason.empty() ? "" : ": ", move.reason);

@@ -119,7 +119,8 @@ TEST_F(MigrationTest, WhatCannotBeIsRefusedAndSaysWhatCan) {
             "worker worker-1 of job mnist cannot go to group 7: there is none; the job has 0, 1 "
             "(pacelinectl groups mnist)");
   EXPECT_EQ(c.StatusOf(Move(1, 7)).code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(Refusal(9, 1), "worker worker-9 of job mnist is not live");
+  EXPECT_EQ(Refusal(9, 1),
+            "worker worker-9 of job mnist is not live; pacelinectl nodes lists those that are");
   EXPECT_EQ(c.StatusOf(Move(9, 1)).code(), absl::StatusCode::kNotFound);
   c.Operate(RemoveWorkerRequest{"mnist", W(0), ""});
   EXPECT_EQ(Refusal(0, 1), "worker worker-0 of job mnist cannot go to group 1: it leaves the job");

@@ -40,8 +40,9 @@ void Core::Impl::On(RequestId request, DrainServerRequest& drain) {
     }
   }
   if (server == nullptr) {
-    return Refuse(request,
-                  absl::NotFoundError(absl::StrCat("server ", drain.server, " is not live")));
+    return Refuse(request, absl::NotFoundError(absl::StrCat(
+                               "server ", drain.server,
+                               " is not live; pacelinectl nodes lists those that are")));
   }
   if (!drain.undo && !another) {
     return Refuse(request, absl::FailedPreconditionError(absl::StrCat(

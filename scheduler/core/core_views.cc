@@ -42,7 +42,7 @@ void Core::Impl::AddStaleness(const JobRecord& job, JobView& view) const {
   std::map<GroupId, GroupStalenessView> groups;
   uint64_t fastest = 0;
   if (const JobAtServer* const report = LeadReport(job.id)) {
-    view.updates = report->updates;
+    view.updates = job.settled_updates + report->updates;  // owners count those of their lineage
     for (const GroupStaleness& raw : report->groups) {
       groups[raw.group].raw = raw;
       fastest = std::max(fastest, raw.last_step.value());
@@ -284,8 +284,9 @@ void Core::Impl::On(RequestId request, RemoveWorkerRequest& remove) {
     }
   }
   if (worker == nullptr) {
-    return Refuse(request, absl::NotFoundError(absl::StrCat("worker ", remove.worker, " of job ",
-                                                            remove.job, " is not live")));
+    return Refuse(request, absl::NotFoundError(absl::StrCat(
+                               "worker ", remove.worker, " of job ", remove.job,
+                               " is not live; pacelinectl nodes lists those that are")));
   }
   const std::string reason = absl::StrCat(
       "removed by an operator", remove.reason.empty() ? "" : ": ", remove.reason.substr(0, 1024));
