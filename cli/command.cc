@@ -229,23 +229,34 @@ int RunCheckpoint(int argc, const char* const* argv, const CommandContext& conte
 
 // What --resume or PACELINE_RESUME says, before the rest is read: the checkpoint's job is what
 // holds where the rest says nothing.
-std::string ResumeOf(int argc, const char* const* argv, const Environment& environment) {
+std::optional<std::string> ResumeOf(int argc, const char* const* argv,
+                                    const Environment& environment) {
   for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
     const std::string_view argument(argv[i]);
     if (argument.starts_with("--resume=")) return std::string(argument.substr(9));
     if (argument == "--resume" && i + 1 < argc) return argv[i + 1];
   }
-  return environment.Get("PACELINE_RESUME").value_or("");
+  const auto variable = environment.Get("PACELINE_RESUME");
+  return variable == "" ? std::nullopt : variable;
 }
 
 int RunRun(int argc, const char* const* argv, const CommandContext& context) {
   std::optional<ResumeJobRequest> resume;
   JobSpec defaults;
-  if (const std::string from = ResumeOf(argc, argv, context.environment); !from.empty()) {
-    const auto found = NewestCheckpoint(from);
+  if (const auto from = ResumeOf(argc, argv, context.environment)) {
+    if (from->empty()) {
+      Complain(context,
+               absl::InvalidArgumentError(
+                   "--resume is empty: name a checkpoint, or a directory with some below"));
+      return kExitUsage;
+    }
+    const auto found = NewestCheckpoint(*from);
     if (!found.ok()) {
       Complain(context, Annotate(found.status(), "resume"));
       return kExitUsage;
+    }
+    for (const std::string& fault : found->passed_over) {
+      *context.err << "pacelinectl: resume: passed over, " << fault << "\n" << std::flush;
     }
     resume = ResumeJobRequest{found->manifest->spec.name, found->path, *found->manifest};
     defaults = found->manifest->spec;

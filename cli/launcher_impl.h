@@ -82,6 +82,7 @@ class Launcher {
   std::vector<Process> processes_;
   std::map<uint32_t, uint32_t> restarts_left_;  // by worker index
   std::set<std::string> lost_servers_;          // that the job went on without, or ended for
+  std::optional<Ticks> gone_by_;                // after a signal: when every process has to be gone
   std::vector<uint32_t> finished_;              // indices whose worker ended well or is given up
   std::string reason_;                          // first failure
   bool watched_ = false;                        // the workers were started and watched to their end

@@ -16,6 +16,7 @@ namespace {
 constexpr int64_t kMillisecond = 1'000'000;
 constexpr Ticks kPollInterval = Milliseconds(1000);
 constexpr Ticks kPlainLineInterval = Seconds(5);
+constexpr Ticks kEndsWithin = Seconds(4);  // after a signal, all roles together
 constexpr Ticks kAskTimeout = Milliseconds(500);
 constexpr Ticks kLastCountsTimeout = Seconds(1);
 constexpr uint32_t kUnansweredBeforeSaid = 3;  // a busy scheduler may miss one
@@ -223,6 +224,7 @@ void Launcher::WriteSummaryFile() {
 void Launcher::Finish() {
   const bool started = !processes_.empty();
   stopping_ = true;
+  if (interrupted()) gone_by_ = clock_.Now() + kEndsWithin;
   StopRole("worker", interrupted() ? first_signal_ : SIGTERM, Milliseconds(context_.grace_ms));
   QueryLastCounts();
   const bool ended_badly = !reason_.empty() || interrupted();
@@ -264,7 +266,7 @@ void Launcher::StopRole(const std::string& role, int signal, Ticks grace) {
   for (const Process& process : processes_) {
     if (process.role == role) SignalGroup(process, signal);
   }
-  const Ticks deadline = clock_.Now() + grace;
+  const Ticks deadline = std::min(clock_.Now() + grace, gone_by_.value_or(clock_.Now() + grace));
   while (AnyLive(role) && clock_.Now() < deadline && !hurried_) {
     Wait(std::min(deadline, clock_.Now() + Milliseconds(100)));
     ReapAll();

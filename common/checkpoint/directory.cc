@@ -133,10 +133,15 @@ absl::Status VerifyCheckpoint(const std::string& path, const CheckpointManifest&
 absl::StatusOr<FoundCheckpoint> NewestCheckpoint(const std::string& directory) {
   PACELINE_ASSIGN_OR_RETURN(std::vector<FoundCheckpoint> found, ListCheckpoints(directory));
   absl::Status newest_fault;
+  std::vector<std::string> passed_over;
   for (auto it = found.rbegin(); it != found.rend(); ++it) {
     const absl::Status status =
         it->manifest.ok() ? VerifyCheckpoint(it->path, *it->manifest) : it->manifest.status();
-    if (status.ok()) return std::move(*it);
+    if (status.ok()) {
+      it->passed_over = std::move(passed_over);
+      return std::move(*it);
+    }
+    passed_over.emplace_back(status.message());
     if (it->manifest.ok() || newest_fault.ok()) newest_fault = status;
   }
   if (newest_fault.ok()) {

@@ -14,6 +14,7 @@ namespace paceline {
 struct FoundCheckpoint {
   std::string path;  // absolute
   absl::StatusOr<CheckpointManifest> manifest;
+  std::vector<std::string> passed_over = {};  // faults of newer ones; by NewestCheckpoint
 };
 
 // `directory` itself when it has a manifest, else what is in the directories below it: oldest
