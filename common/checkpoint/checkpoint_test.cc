@@ -184,7 +184,10 @@ TEST_F(CheckpointTest, TheNewestThatIsWholeIsTaken) {
   EXPECT_EQ(NewestCheckpoint(base_)->path, two);
   EXPECT_EQ(NewestCheckpoint(one + "/")->path, one);
   Flip(two + "/part-s0.safetensors", 4000);
-  EXPECT_EQ(NewestCheckpoint(base_)->path, one);
+  const absl::StatusOr<FoundCheckpoint> older = NewestCheckpoint(base_);
+  EXPECT_EQ(older->path, one);
+  ASSERT_EQ(older->passed_over.size(), 2u);
+  EXPECT_NE(older->passed_over.back().find("part-s0.safetensors: its checksum"), std::string::npos);
   fs::remove_all(one);
   EXPECT_NE(NewestCheckpoint(base_).status().message().find("part-s0.safetensors: its checksum"),
             std::string::npos);

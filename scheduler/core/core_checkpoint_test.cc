@@ -192,6 +192,26 @@ TEST_F(CutTest, TheyGoOnAfterTheFastestGroupHasEnded) {
   EXPECT_EQ(taken(), 2u);
 }
 
+// Owners count those of their own lineage.
+TEST_F(CutTest, UpdatesOfTheCheckpointAreCountedToo) {
+  ResumeJobRequest resume{"mnist", "/old", {}};
+  resume.manifest.spec = Spec(2);
+  resume.manifest.updates = 335;
+  c.Operate(resume);
+  Start(1, Spec(2));
+  Register(W(0));
+  EXPECT_EQ(c.Job("mnist").updates, 335u);
+  JobAtServer at;
+  at.job = c.Job("mnist").id;
+  at.lineage = c.Job("mnist").lineage;
+  at.lead = true;
+  at.updates = 3;
+  ServerReport counted;
+  counted.jobs = {at};
+  c.Ask("server-0", counted);
+  EXPECT_EQ(c.Job("mnist").updates, 338u);
+}
+
 // Registered while the job returns to a checkpoint of its own, although it resumed from another.
 TEST_F(CutTest, TensorsWaitUntilTheShardsAreBack) {
   ResumeJobRequest resume{"mnist", "/old", {}};

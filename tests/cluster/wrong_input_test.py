@@ -38,6 +38,7 @@ FLAGS = [
     ("pacelinectl run --set max_staleness=9 -- true", USAGE, ["max_staleness", "leave it out"]),
     ("pacelinectl run --config codec.yaml -- true", USAGE, ["codecs", "fp16", "codec.yaml:2"]),
     ("pacelinectl run --wrokers 4 -- true", USAGE, ["--wrokers", "--workers"]),
+    ("pacelinectl run --resume= -- true", USAGE, ["--resume is empty", "name a checkpoint"]),
     ("pacelinectl run --workers 0 -- true", USAGE, ["workers", '"0"', "1 .. 16384"]),
     ("pacelinectl run --workers many -- true", USAGE, ["workers", '"many"', "1 .. 16384"]),
     ("pacelinectl run --groups 3,x -- true", USAGE, ["groups", '"3,x"', "label:NAME"]),
