@@ -136,7 +136,7 @@ struct ClusterView {
 };
 
 struct EventsQuery {
-  uint64_t after = 0;  // sequence; 0 = from the oldest kept
+  uint64_t after = 0;  // sequence: the first ones beyond it; 0: the newest
   uint32_t limit = 1000;
   std::string job;  // empty = all
 

@@ -202,6 +202,20 @@ TEST_F(CoreTest, WhatANodeSaysReachesNoTerminalAsAControlSequence) {
   EXPECT_TRUE(said);
 }
 
+TEST_F(CoreTest, OfTheEventsTheNewestAreShownAndAfterANumberTheFirst) {
+  Start(1, Spec(2));
+  EventsQuery query;
+  const auto ask = [&] { return std::get<std::vector<DecisionRecord>>(c.Operate(query)); };
+  const std::vector<DecisionRecord> all = ask();
+  ASSERT_GT(all.size(), 3u);
+  query.limit = 2;
+  EXPECT_EQ(ask().back().sequence, all.back().sequence);
+  EXPECT_EQ(ask().front().sequence, all.back().sequence - 1);
+  query.after = 1;
+  EXPECT_EQ(ask().front().sequence, 2u);
+  EXPECT_EQ(ask().size(), 2u);
+}
+
 // A node whose registration ran out of time asks again: one of them waits.
 TEST_F(CoreTest, ARegistrationTakesThePlaceOfTheNodesEarlierOne) {
   c.silent.insert(NodeId(1));

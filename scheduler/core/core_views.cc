@@ -245,7 +245,11 @@ void Core::Impl::On(RequestId request, EventsQuery& query) {
   for (const DecisionRecord& record : decisions_) {
     if (record.sequence <= query.after) continue;
     if (!query.job.empty() && record.job != query.job) continue;
-    if (events.size() >= query.limit) break;
+    // After a number the ones that follow it, else the newest.
+    if (events.size() >= query.limit) {
+      if (query.after > 0) break;
+      events.erase(events.begin());
+    }
     events.push_back(record);
   }
   Answer(request, OperatorReply(std::move(events)));
