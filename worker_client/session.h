@@ -49,7 +49,8 @@ struct SessionOptions {
   Ticks start_deadline = Seconds(120);  // of Connect and Init: the others may start later
   uint64_t max_lease_samples = 1u << 20;
   // Whether the program is to end, as after a signal: AtStepBoundary then does not wait for more
-  // workers. Called from the session's threads and the caller's; must not block.
+  // workers, and a call that waits for others 3 s longer in vain ends with Cancelled. Called from
+  // the session's threads and the caller's; must not block.
   std::function<bool()> stop = {};
 };
 

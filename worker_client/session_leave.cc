@@ -137,8 +137,8 @@ void SessionImpl::EndIfStuck(Ticks now) {
   for (const auto& [id, pending] : pending_) {
     if (!pending->done) what = DescribeOp(*pending, *pending->ops.front());
   }
-  Fail(absl::DeadlineExceededError(absl::StrCat(
-      what, " for ", kStopPatience.value() / 1'000'000'000, " s after it was told to end")));
+  Fail(absl::CancelledError(absl::StrCat(what, " for ", kStopPatience.value() / 1'000'000'000,
+                                         " s after it was told to end")));
 }
 
 std::optional<std::string> SessionImpl::asked_to_leave() const {

@@ -184,6 +184,10 @@ absl::Status TakePart(const ProbeOptions& options, const WorkerConfig& config) {
     PACELINE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
                               ConnectToJob(config, [] { return stop_requested.load(); }));
     const absl::Status status = Probe(*session, options).Run();
+    if (stop_requested && absl::IsCancelled(status)) {
+      std::printf("ends: %s\n", std::string(status.message()).c_str());
+      return absl::OkStatus();
+    }
     if (!session->declared_dead() || stop_requested) return status;
     std::printf("rejoins: %s\n", std::string(status.message()).c_str());
   }
