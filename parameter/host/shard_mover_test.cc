@@ -115,7 +115,10 @@ class Taker final : public FrameSink, public KeyStore {
 
 class ShardMoverTest : public ::testing::Test {
  protected:
-  ~ShardMoverTest() override { mover_.Stop(); }
+  ~ShardMoverTest() override {
+    mover_.Stop();
+    transport_.reset();  // its channels tell the mover when they close
+  }
 
   OutgoingChunk Chunk(uint64_t generation, uint64_t move) {
     OutgoingChunk chunk{kJob, JobGeneration(generation), move, kChunk, {}, {}};
