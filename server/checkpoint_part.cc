@@ -123,7 +123,9 @@ absl::StatusOr<CheckpointPart> WriteCheckpointPart(const std::string& directory,
   PACELINE_RETURN_IF_ERROR(MakeCheckpointDirectory(directory));
   const std::string file = PartFile(server);
   auto part = WriteAndDescribe(directory, file, chunks, stop);
-  if (!part.ok()) {
+  // This server ends, and hears of no abort any more. What failed otherwise the abort removes:
+  // another server may be about to write beside it.
+  if (absl::IsCancelled(part.status())) {
     std::error_code ignored;
     std::filesystem::remove(absl::StrCat(directory, "/", file), ignored);
     std::filesystem::remove(directory, ignored);  // not when another server's part is in it
