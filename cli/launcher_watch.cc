@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kMillisecond = 1'000'000;
 constexpr Ticks kPollInterval = Milliseconds(1000);
 constexpr Ticks kPlainLineInterval = Seconds(5);
-constexpr Ticks kEndsWithin = Seconds(4);  // after a signal, all roles together
+constexpr Ticks kEndsWithin = Seconds(3);  // after a signal, all roles; questions come on top
 constexpr Ticks kAskTimeout = Milliseconds(500);
 constexpr Ticks kLastCountsTimeout = Seconds(1);
 constexpr uint32_t kUnansweredBeforeSaid = 3;  // a busy scheduler may miss one
