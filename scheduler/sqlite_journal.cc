@@ -10,6 +10,7 @@
 
 #include "common/base/status.h"
 #include "common/runtime/log.h"
+#include "scheduler/core/journal_entry.h"
 #include "scheduler/journal.h"
 #include "scheduler/journal_writer.h"
 
@@ -18,13 +19,10 @@ namespace {
 
 constexpr int kApplicationId = 0x50434c4e;  // "PCLN", in the file's header
 constexpr int kFormat = 1;                  // user_version; a reader refuses a newer one
-constexpr std::string_view kDamagedHelp =
-    "restore it from a copy, or move it away to start a new cluster (jobs then have to be "
-    "resumed from their checkpoints)";
 
 absl::Status Damaged(const std::string& path, std::string_view what) {
-  return absl::DataLossError(
-      absl::StrCat("journal ", path, " is damaged: ", Absl(what), "; ", Absl(kDamagedHelp)));
+  return absl::DataLossError(absl::StrCat("journal ", path, " is damaged: ", Absl(what), "; ",
+                                          Absl(scheduler::kDamagedHelp)));
 }
 
 uint64_t Checksum(const JournalEntry& entry) {

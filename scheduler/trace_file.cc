@@ -20,8 +20,7 @@ TraceFile::TraceFile(const std::string& path, const CoreOptions& options,
   rename(path.c_str(), (path + ".previous").c_str());  // there may be none
   fd_ = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (fd_ < 0) {
-    LogWarning("scheduler", "no event trace: cannot write '", path,
-               "': ", errno == 0 ? "the disk may be full" : strerror(errno));
+    LogWarning("scheduler", "no event trace: cannot write '", path, "': ", strerror(errno));
     return;
   }
   scheduler::TraceHeader header;

@@ -6,6 +6,7 @@
 #include "common/base/check.h"
 #include "common/base/status.h"
 #include "scheduler/core/core_impl.h"
+#include "scheduler/core/journal_entry.h"
 
 namespace paceline {
 
@@ -29,11 +30,9 @@ absl::Status Core::Impl::Recover(const std::vector<JournalEntry>& entries) {
     PACELINE_ASSIGN_OR_RETURN(Entry decoded, scheduler::DecodeEntry(entry.bytes));
     const bool compacted = std::holds_alternative<scheduler::StateCompacted>(decoded);
     if (!compacted && entry.index != last_index_ + 1) {
-      return absl::DataLossError(
-          absl::StrCat("journal: entry ", entry.index, " follows entry ", last_index_,
-                       "; the ones between are missing: restore the journal from a copy, or move "
-                       "it away to start a new "
-                       "cluster (jobs then have to be resumed from their checkpoints)"));
+      return absl::DataLossError(absl::StrCat("journal: entry ", entry.index, " follows entry ",
+                                              last_index_, "; the ones between are missing; ",
+                                              Absl(scheduler::kDamagedHelp)));
     }
     const absl::Status applied = scheduler::Apply(decoded, state_);
     if (!applied.ok()) {

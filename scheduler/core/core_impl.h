@@ -165,6 +165,7 @@ class Core::Impl {
   void Send(NodeId to, decltype(Directive::body) body);
   uint64_t NextChange() { return ++last_change_; }
   JobRecord* FindActiveJob(const std::string& name);
+  absl::StatusOr<const NodeRecord*> FindLiveWorker(const std::string& job, const std::string& name);
   JobRecord& job(JobId id) { return state_.jobs.at(id); }
   NodeRecord& node(NodeId id) { return state_.nodes.at(id); }
   JobRuntime& runtime(JobId id) { return runtimes_[id]; }

@@ -76,21 +76,12 @@ absl::Status Core::Impl::CheckMigration(const JobRecord& job, const NodeRecord& 
 }
 
 void Core::Impl::On(RequestId request, MoveWorkerRequest& move) {
-  const JobRecord* const of = FindActiveJob(move.job);
-  const NodeRecord* worker = nullptr;
-  if (of != nullptr) {
-    for (const NodeRecord* live : LiveWorkers(of->id)) {
-      if (live->name == move.worker) worker = live;
-    }
-  }
-  if (worker == nullptr) {
-    return Refuse(request, absl::NotFoundError(absl::StrCat(
-                               "worker ", move.worker, " of job ", move.job,
-                               " is not live; pacelinectl nodes lists those that are")));
-  }
+  const absl::StatusOr<const NodeRecord*> found = FindLiveWorker(move.job, move.worker);
+  if (!found.ok()) return Refuse(request, found.status());
+  const NodeRecord* const worker = *found;
   const std::string reason =
       absl::StrCat("asked for by an operator", move.reason.empty() ? "" : ": ", move.reason);
-  const absl::Status status = Migrate(of->id, worker->id, {move.group, reason, request});
+  const absl::Status status = Migrate(worker->job, worker->id, {move.group, reason, request});
   if (!status.ok()) Refuse(request, status);
 }
 

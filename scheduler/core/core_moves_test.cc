@@ -10,13 +10,22 @@
 namespace paceline::scheduler {
 namespace {
 
+class MovesTest : public CoreTest {
+ protected:
+  // Two servers that share the weights of a job of two workers.
+  void StartTwo() {
+    Start(2, Spec(2));
+    Register(W(0));
+    c.Ask(W(0), InitDoneRequest{{TensorId(0), TensorId(1)}});
+  }
+  NodeId Server(uint32_t index) { return c.joined.at(absl::StrCat("server-", index)).self.node; }
+};
+
 // All weights of server-0 go to server-1 in batches of at most `move_bytes`.
-TEST_F(CoreTest, ADrainingServerHandsOverEverythingInBatches) {
-  Start(2, Spec(2));
-  Register(W(0));
-  c.Ask(W(0), InitDoneRequest{{TensorId(0), TensorId(1)}});
-  const NodeId zero = c.joined.at("server-0").self.node;
-  const NodeId one = c.joined.at("server-1").self.node;
+TEST_F(MovesTest, ADrainingServerHandsOverEverythingInBatches) {
+  StartTwo();
+  const NodeId zero = Server(0);
+  const NodeId one = Server(1);
   const JobGeneration before = c.Job("mnist").generation;
   c.silent.insert(one);  // chunks do not arrive yet
   c.Operate(DrainServerRequest{"server-0", false});
@@ -48,12 +57,12 @@ TEST_F(CoreTest, ADrainingServerHandsOverEverythingInBatches) {
 }
 
 // server-0 drains, and server-1 is out of its reach: what has not come goes back.
-TEST_F(CoreTest, AMoveWithoutALinkIsTakenBack) {
+TEST_F(MovesTest, AMoveWithoutALinkIsTakenBack) {
   Start(2, Spec(2));
   c.Ask(W(0), RegisterTensorsRequest{{{"w", {4096, 512}, DType::kF32, false}}});  // eight chunks
   c.Ask(W(0), InitDoneRequest{{TensorId(0)}});
-  const NodeId zero = c.joined.at("server-0").self.node;
-  const NodeId one = c.joined.at("server-1").self.node;
+  const NodeId zero = Server(0);
+  const NodeId one = Server(1);
   c.silent.insert(one);
   c.Operate(DrainServerRequest{"server-0", false});
   const Plan first = c.Received<PlanDirective>("server-1").back().plan;
@@ -97,11 +106,9 @@ TEST_F(CoreTest, AMoveWithoutALinkIsTakenBack) {
 }
 
 // Joins go on, and the two are left alone for a minute.
-TEST_F(CoreTest, AfterAMoveWasTakenBackTheJobGoesOn) {
-  Start(2, Spec(2));
-  Register(W(0));
-  c.Ask(W(0), InitDoneRequest{{TensorId(0), TensorId(1)}});
-  const NodeId one = c.joined.at("server-1").self.node;
+TEST_F(MovesTest, AfterAMoveWasTakenBackTheJobGoesOn) {
+  StartTwo();
+  const NodeId one = Server(1);
   c.silent.insert(one);
   std::vector<std::string> said;
   c.on_ready = [&said](const Ready& ready) {
@@ -142,12 +149,10 @@ TEST_F(CoreTest, AfterAMoveWasTakenBackTheJobGoesOn) {
 }
 
 // Memory that a server lacks is known when it has the plan: nothing is left there.
-TEST_F(CoreTest, AMoveBeyondAQuotaIsTakenBack) {
-  Start(2, Spec(2));
-  Register(W(0));
-  c.Ask(W(0), InitDoneRequest{{TensorId(0), TensorId(1)}});
-  const NodeId zero = c.joined.at("server-0").self.node;
-  const NodeId one = c.joined.at("server-1").self.node;
+TEST_F(MovesTest, AMoveBeyondAQuotaIsTakenBack) {
+  StartTwo();
+  const NodeId zero = Server(0);
+  const NodeId one = Server(1);
   c.silent.insert(one);
   c.Operate(DrainServerRequest{"server-0", false});
   const PlanDirective first = c.Received<PlanDirective>("server-1").back();
@@ -169,10 +174,8 @@ TEST_F(CoreTest, AMoveBeyondAQuotaIsTakenBack) {
 }
 
 // While the lead chunk is on its way the old lead says that it is none.
-TEST_F(CoreTest, WhatTheOldLeadCountedHoldsUntilTheNewOneCounts) {
-  Start(2, Spec(2));
-  Register(W(0));
-  c.Ask(W(0), InitDoneRequest{{TensorId(0), TensorId(1)}});
+TEST_F(MovesTest, WhatTheOldLeadCountedHoldsUntilTheNewOneCounts) {
+  StartTwo();
   const Plan before = c.Received<PlanDirective>("server-0").back().plan;
   const std::string old =
       LeadOwner(before) == c.joined.at("server-0").self.node ? "server-0" : "server-1";
@@ -200,12 +203,10 @@ TEST_F(CoreTest, WhatTheOldLeadCountedHoldsUntilTheNewOneCounts) {
 }
 
 // A fence that an owner has not heard of when it hands over its last chunk is not waited for.
-TEST_F(CoreTest, WhoOwnsNothingAnyMoreHoldsNoMoveUp) {
-  Start(2, Spec(2));
-  Register(W(0));
-  c.Ask(W(0), InitDoneRequest{{TensorId(0), TensorId(1)}});
-  const NodeId zero = c.joined.at("server-0").self.node;
-  const NodeId one = c.joined.at("server-1").self.node;
+TEST_F(MovesTest, WhoOwnsNothingAnyMoreHoldsNoMoveUp) {
+  StartTwo();
+  const NodeId zero = Server(0);
+  const NodeId one = Server(1);
   c.silent = {zero, one};
   c.Operate(DrainServerRequest{"server-0", false});
   AckRequest arrived;
@@ -223,7 +224,7 @@ TEST_F(CoreTest, WhoOwnsNothingAnyMoreHoldsNoMoveUp) {
 }
 
 // A supervisor starts it again, and its shards are to be elsewhere all the same.
-TEST_F(CoreTest, AServerThatCrashesWhileItDrainsStillDrains) {
+TEST_F(MovesTest, AServerThatCrashesWhileItDrainsStillDrains) {
   Start(2, Spec(2));
   c.Operate(DrainServerRequest{"server-0", false});
   c.Feed(ProcessEndedEvent{c.joined.at("server-0").self, "signal 11"});
@@ -234,7 +235,7 @@ TEST_F(CoreTest, AServerThatCrashesWhileItDrainsStillDrains) {
   EXPECT_EQ(StateOf("server-0"), "live");
 }
 
-TEST_F(CoreTest, TheOnlyServerCannotDrain) {
+TEST_F(MovesTest, TheOnlyServerCannotDrain) {
   Start(1, Spec(1));
   const RequestId id(1'000'000);
   absl::Status refused;
@@ -250,10 +251,8 @@ TEST_F(CoreTest, TheOnlyServerCannotDrain) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kNotFound);
 }
 
-TEST_F(CoreTest, ARestartedSchedulerGoesOnWithMoves) {
-  Start(2, Spec(2));
-  Register(W(0));
-  c.Ask(W(0), InitDoneRequest{{TensorId(0), TensorId(1)}});
+TEST_F(MovesTest, ARestartedSchedulerGoesOnWithMoves) {
+  StartTwo();
   c.silent.insert(c.joined.at("server-1").self.node);
   c.Operate(DrainServerRequest{"server-0", false});
   const std::string state = c.core().Snapshot();

@@ -279,25 +279,27 @@ void Core::Impl::On(RequestId request, ProcessEndedRequest& ended) {
   }
 }
 
-void Core::Impl::On(RequestId request, RemoveWorkerRequest& remove) {
-  const JobRecord* const of = FindActiveJob(remove.job);
-  const NodeRecord* worker = nullptr;
-  if (of != nullptr) {
+absl::StatusOr<const scheduler::NodeRecord*> Core::Impl::FindLiveWorker(const std::string& job,
+                                                                        const std::string& name) {
+  if (const JobRecord* const of = FindActiveJob(job)) {
     for (const NodeRecord* live : LiveWorkers(of->id)) {
-      if (live->name == remove.worker) worker = live;
+      if (live->name == name) return live;
     }
   }
-  if (worker == nullptr) {
-    return Refuse(request, absl::NotFoundError(absl::StrCat(
-                               "worker ", remove.worker, " of job ", remove.job,
-                               " is not live; pacelinectl nodes lists those that are")));
-  }
+  return absl::NotFoundError(absl::StrCat("worker ", name, " of job ", job,
+                                          " is not live; pacelinectl nodes lists those that are"));
+}
+
+void Core::Impl::On(RequestId request, RemoveWorkerRequest& remove) {
+  const absl::StatusOr<const NodeRecord*> found = FindLiveWorker(remove.job, remove.worker);
+  if (!found.ok()) return Refuse(request, found.status());
+  const NodeRecord* const worker = *found;
   const std::string reason = absl::StrCat(
       "removed by an operator", remove.reason.empty() ? "" : ": ", remove.reason.substr(0, 1024));
   Decide(scheduler::AskedToLeave{worker->ref(), reason});
-  Say(of->spec.name, "remove",
+  Say(worker->job_name, "remove",
       absl::StrCat("worker ", worker->name, " is asked to leave: ", reason));
-  Send(worker->id, RemoveDirective{of->id, reason});
+  Send(worker->id, RemoveDirective{worker->job, reason});
   Answer(request, OperatorReply(Empty()));
 }
 

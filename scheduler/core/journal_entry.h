@@ -20,6 +20,11 @@
 
 namespace paceline::scheduler {
 
+// What errors say that name a journal which cannot be read.
+inline constexpr std::string_view kDamagedHelp =
+    "restore it from a copy, or move it away to start a new cluster (jobs then have to be "
+    "resumed from their checkpoints)";
+
 struct TermStarted {
   Term term;
 };
