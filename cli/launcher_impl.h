@@ -60,7 +60,7 @@ class Launcher {
 
   void Finish();
   void StopRole(const std::string& role, int signal, Ticks grace);
-  void KillRole(const std::string& role);
+  void KillRole(const std::string& role, Ticks waited);
   void CheckDaemonEnds();
   void SweepStrays();
   bool AnyLive(const std::string& role) const;

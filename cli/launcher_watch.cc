@@ -266,20 +266,22 @@ void Launcher::StopRole(const std::string& role, int signal, Ticks grace) {
   for (const Process& process : processes_) {
     if (process.role == role) SignalGroup(process, signal);
   }
-  const Ticks deadline = std::min(clock_.Now() + grace, gone_by_.value_or(clock_.Now() + grace));
+  const Ticks began = clock_.Now();
+  if (gone_by_) grace = std::min(grace, std::max(Ticks(0), *gone_by_ - began));
+  const Ticks deadline = began + grace;
   while (AnyLive(role) && clock_.Now() < deadline && !hurried_) {
     Wait(std::min(deadline, clock_.Now() + Milliseconds(100)));
     ReapAll();
   }
-  if (AnyLive(role)) KillRole(role);
+  if (AnyLive(role)) KillRole(role, grace);
 }
 
-void Launcher::KillRole(const std::string& role) {
+void Launcher::KillRole(const std::string& role, Ticks waited) {
   for (Process& process : processes_) {
     if (process.role != role || process.ended) continue;
     if (role != "worker" && !hurried_) {
       *context_.err << "pacelinectl: " << process.name << " had not ended after "
-                    << context_.grace_ms << " ms and is killed\n"
+                    << waited.value() / kMillisecond << " ms and is killed\n"
                     << std::flush;
     }
     process.killed = true;
