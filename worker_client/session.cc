@@ -328,17 +328,16 @@ absl::Status SessionImpl::AdvanceStep() {
     return group_->MayBegin(next);
   };
   Block();
-  while (failed_.ok() && !may_begin()) {
-    if (Now() >= deadline) {
-      --blocked_;
-      return absl::DeadlineExceededError(
-          absl::StrCat("worker '", options_.worker_name, "' waited before step ", next.value(),
-                       " for a change of its group to be decided by ", control_->Peer()));
-    }
+  while (failed_.ok() && !may_begin() && Now() < deadline) {
     changed_.WaitFor(&mutex_, deadline - Now());
   }
   --blocked_;
   if (!failed_.ok()) return failed_;
+  if (!may_begin()) {
+    return absl::DeadlineExceededError(
+        absl::StrCat("worker '", options_.worker_name, "' waited before step ", next.value(),
+                     " for a change of its group to be decided by ", control_->Peer()));
+  }
   BeginStep(next);
   return absl::OkStatus();
 }

@@ -140,8 +140,9 @@ class FullDisk(harness.ClusterTest):
         failed = lambda: [e for e in self.cluster.events("checkpoint") if "failed" in e]
         until(failed, "an event")
         self.cluster.until_step(["w0", "w1"], self.cluster.step("w0") + 100)
-        self.assertEqual(len(failed()), 1, failed())
-        event, = failed()
+        events = failed()
+        self.assertEqual(len(events), 1, events)
+        event, = events
         self.assertIn("server server-1: ", event)
         self.assertIn("No space left on device", event)
         # What the other server could write does not fill its disk.
