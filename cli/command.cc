@@ -99,11 +99,15 @@ void AddShowKeys(KeyTable& table, Options& options) {
   table.Spelled("--watch", "");
 }
 
-// Calls `show` once, or every options.watch_s seconds until it fails.
+// Calls `show` once, or every options.watch_s seconds until it fails: but a scheduler that answered
+// once may be restarting.
 int Repeat(const Options& options, const std::function<int()>& show) {
+  bool answered = false;
   while (true) {
     const int code = show();
-    if (code != kExitDone || options.watch_s == 0) return code;
+    answered = answered || code == kExitDone;
+    const bool restarting = answered && code == kExitUnreachable;
+    if (options.watch_s == 0 || (code != kExitDone && !restarting)) return code;
     poll(nullptr, 0, static_cast<int>(options.watch_s) * 1000);
   }
 }
@@ -158,7 +162,7 @@ int RunEvents(int argc, const char* const* argv, const CommandContext& context) 
 }
 
 constexpr std::string_view kCheckpointUsage =
-    "pacelinectl checkpoint: takes checkpoints of a running job, looks at those on disk\n\n"
+    "pacelinectl checkpoint: takes one of a running job, looks at those on disk\n\n"
     "  pacelinectl checkpoint JOB [--directory DIR]  takes one now, at the servers\n"
     "  pacelinectl checkpoint list DIR               what is in a directory, oldest first\n"
     "  pacelinectl checkpoint verify DIR             reads every byte; 1 if one is damaged\n"
@@ -333,7 +337,8 @@ int RunCommand(int argc, const char* const* argv, const CommandContext& context)
   for (const ViewCommand& command : kViews) {
     if (command.name == name) return RunView(command, argc, argv, context);
   }
-  std::vector<std::string> known = {"run", "events", "stop", "completion"};
+  std::vector<std::string> known = {"run",  "events", "stop",       "remove",
+                                    "move", "drain",  "checkpoint", "completion"};
   for (const ViewCommand& command : kViews) known.emplace_back(command.name);
   const std::string nearest = NearestOf(name, known);
   return Complain(context,

@@ -243,9 +243,9 @@ std::string GroupsText(const ClusterView& view, const Style& style) {
   std::string text;
   for (const JobView& job : view.jobs) {
     if (!text.empty()) text += "\n";
-    absl::StrAppend(&text, JobTitle(job, style), ": ", job.groups.size(), " groups (",
-                    ToString(job.spec.groups), "), ", job.group_generations,
-                    " group plans so far\n");
+    absl::StrAppend(&text, JobTitle(job, style), " (", Absl(Name(job.state)),
+                    "): ", job.groups.size(), " groups (", ToString(job.spec.groups), "), ",
+                    job.group_generations, " group plans so far\n");
     for (const GroupView& group : job.groups) {
       std::vector<std::string> members;
       for (const Member& member : group.plan.members) members.push_back(MemberText(member));
@@ -304,8 +304,8 @@ std::string StalenessText(const ClusterView& view, const Style& style) {
 std::string EventsText(const std::vector<DecisionRecord>& events, const Style& style) {
   std::string text;
   for (const DecisionRecord& event : events) {
-    const std::string head = absl::StrFormat("%s %5d %-9s ", TimeText(event.unix_time_ms),
-                                             event.sequence, event.kind.substr(0, 9));
+    const std::string head = absl::StrFormat("%s %5d %-10s ", TimeText(event.unix_time_ms),
+                                             event.sequence, event.kind.substr(0, 10));
     text += Wrap(head, event.job.empty() ? event.text : event.job + ": " + event.text, style);
   }
   return text;

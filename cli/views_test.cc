@@ -92,7 +92,7 @@ TEST(Views, Status) {
 
 TEST(Views, GroupsSayWhy) {
   EXPECT_EQ(GroupsText(Example(), kPlain),
-            "job mnist: 1 groups (3,1), 0 group plans so far\n"
+            "job mnist (running): 1 groups (3,1), 0 group plans so far\n"
             "  group 0: step 1200, 20.5 ms a step, generation 3 from step 100\n"
             "    members  worker-0 (rank 0, node-with-a-long-name), worker-1 (rank 1,\n"
             "             node-with-a-long-name), worker-2 (rank 2, node-with-a-long-name)\n"

@@ -154,6 +154,13 @@ TEST_F(CheckpointTest, AManifestThatWasCutIsNone) {
   }
 }
 
+// A NUL ends the text for the JSON library, whatever comes after it.
+TEST_F(CheckpointTest, AManifestHoldsNoNul) {
+  const std::string path = Write("one", 1);
+  std::ofstream(path + "/manifest.json", std::ios::app | std::ios::binary) << '\0';
+  EXPECT_NE(Fault(ReadManifest(path).status()).find("NUL"), std::string::npos);
+}
+
 TEST_F(CheckpointTest, AMissingOrShortPartIsNamed) {
   const std::string path = Write("one", 1);
   const CheckpointManifest m = *ReadManifest(path);

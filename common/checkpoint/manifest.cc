@@ -119,6 +119,10 @@ absl::Status FromJson(const json& in, CheckpointManifest* m) {
 }
 
 absl::StatusOr<CheckpointManifest> Parse(const std::string& text) {
+  // The JSON library takes one for the end of the text.
+  if (const size_t at = text.find('\0'); at != std::string::npos) {
+    return absl::DataLossError(absl::StrCat("byte ", at, " is NUL: it was changed or damaged"));
+  }
   try {
     const json whole = json::parse(text);
     const int format = whole.at("format").get<int>();

@@ -199,7 +199,7 @@ class Core::Impl {
   uint32_t FailureTimeoutMs(const NodeRecord& record) const;
   void DeclareDead(NodeId id, const std::string& cause);
   void WorkerDied(const NodeRecord& dead, const std::string& cause);
-  void ServerDied(const NodeRecord& dead, const std::string& cause);
+  void ServerGone(const NodeRecord& dead, const std::string& how);
   void On(const NodeRecord& from, RequestId request, LeaveRequest& body);
   void ForgetWaiting(JobId id, NodeId node);
   void EndJob(JobId id, JobState state, bool failed, const std::string& reason);

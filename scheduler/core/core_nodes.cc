@@ -232,7 +232,7 @@ void Core::Impl::Handle(JoinEvent& event) {
   AnswerJoin(event.request, record);
   if (record.role == Role::kServer) {
     Say("", "join", absl::StrCat("server ", record.name, " at ", record.data_address));
-    if (replaced) ServerDied(*replaced, kJoinedAgain);
+    if (replaced) ServerGone(*replaced, absl::StrCat("died: ", kJoinedAgain));
     std::vector<JobId> jobs;
     for (const auto& [job_id, job] : state_.jobs) {
       if (job.active()) jobs.push_back(job_id);
@@ -258,7 +258,7 @@ void Core::Impl::DeclareDead(NodeId id, const std::string& cause) {
   const NodeRecord dead = node(id);
   Decide(scheduler::NodeGone{dead.ref(), true});
   sessions_[id].watching = false;
-  if (dead.role == Role::kServer) return ServerDied(dead, cause);
+  if (dead.role == Role::kServer) return ServerGone(dead, absl::StrCat("died: ", cause));
   if (job(dead.job).active()) WorkerDied(dead, cause);
 }
 
@@ -276,8 +276,8 @@ void Core::Impl::WorkerDied(const NodeRecord& dead, const std::string& cause) {
   ProposeChange(dead.job);
 }
 
-void Core::Impl::ServerDied(const NodeRecord& dead, const std::string& cause) {
-  const std::string reason = absl::StrCat("server ", dead.name, " (", dead.host, ") died: ", cause);
+void Core::Impl::ServerGone(const NodeRecord& dead, const std::string& how) {
+  const std::string reason = absl::StrCat("server ", dead.name, " (", dead.host, ") ", how);
   Say("", "fence", reason);
   std::vector<JobId> lost;
   for (const auto& [id, job] : state_.jobs) {
@@ -300,7 +300,9 @@ void Core::Impl::On(const NodeRecord& from, RequestId request, LeaveRequest& bod
     Answer(request, NodeReply(Empty()));
     // Under this name it may come back as one that owns chunks.
     if (leaver.draining) Decide(scheduler::ServerDraining{leaver.ref(), false});
-    return DeclareDead(leaver.id, absl::StrCat("it left: ", body.reason));
+    Decide(scheduler::NodeGone{leaver.ref(), true});
+    sessions_[leaver.id].watching = false;
+    return ServerGone(leaver, absl::StrCat("left: ", body.reason));
   }
   const std::string name = job(leaver.job).spec.name;
   StoreWorkerReport(leaver.id, std::move(body.last));

@@ -175,10 +175,10 @@ JobView Core::Impl::ViewOf(const JobRecord& job) const {
   view.id = job.id;
   view.spec = job.spec;
   view.state = job.state;
-  view.reason = job.reason;
-  if (const std::string waiting = WaitingReason(job); !waiting.empty()) {
-    absl::StrAppend(&view.reason, "; waits: ", waiting);
-  }
+  const std::string waiting = WaitingReason(job);
+  view.reason = !waiting.empty()                  ? "waits: " + waiting
+                : job.state == JobState::kRunning ? ""
+                                                  : job.reason;
   view.generation = job.generation;
   view.group_generations = job.group_generations;
   view.servers = static_cast<uint32_t>(OwnersOf(job).size());

@@ -58,6 +58,8 @@ absl::Status TrainAsMember(Model& model, const DatasetSplit& data, const Program
   PACELINE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
                             ConnectToJob(config, [] { return stop_requested.load(); }));
   LeaveOnSignals();
+  std::printf("joined job %s, rank %u\n", config.job.name.c_str(), session->rank().value());
+  std::fflush(stdout);
   const uint32_t index = config.index ? config.index->value() : session->rank().value();
   TrainingLoop loop(*session, model, data, options, index, Clock::Real(), stop_requested);
   const absl::StatusOr<TrainingResult> trained = loop.Run();
