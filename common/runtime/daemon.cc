@@ -1,5 +1,6 @@
 #include "common/runtime/daemon.h"
 
+#include <malloc.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/signalfd.h>
@@ -7,6 +8,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <utility>
@@ -74,10 +76,13 @@ void ServiceManager::Ready(const std::string& status) const {
 
 void ServiceManager::Stopping() const { Send("STOPPING=1"); }
 
-void ServiceManager::WaitForSignal(EndSignals* signals, const std::function<bool()>& alive) const {
-  if (watchdog_ == Ticks(0) || socket_.empty()) return signals->Wait();
-  while (!signals->WaitFor(Ticks(watchdog_.value() / 2))) {
-    if (alive()) Send("WATCHDOG=1");
+void ServiceManager::WaitForSignal(EndSignals* signals, const std::function<bool()>& alive,
+                                   Ticks trim_every) const {
+  const bool watched = watchdog_ > Ticks(0) && !socket_.empty();
+  const Ticks pause = watched ? std::min(trim_every, Ticks(watchdog_.value() / 2)) : trim_every;
+  while (!signals->WaitFor(pause)) {
+    if (watched && alive()) Send("WATCHDOG=1");
+    malloc_trim(0);
   }
 }
 

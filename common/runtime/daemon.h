@@ -43,8 +43,11 @@ class ServiceManager {
   void Ready(const std::string& status) const;
   void Stopping() const;
   // Waits for a signal. While it waits it tells the watchdog, twice as often as asked for, as long
-  // as `alive` returns true; a service that is stuck says nothing and is started again.
-  void WaitForSignal(EndSignals* signals, const std::function<bool()>& alive) const;
+  // as `alive` returns true; a service that is stuck says nothing and is started again. And every
+  // `trim_every` it gives memory that was freed back to the system: what a burst took (of peers
+  // that were waited for, of a job that ended) is not kept.
+  void WaitForSignal(EndSignals* signals, const std::function<bool()>& alive,
+                     Ticks trim_every = Seconds(30)) const;
 
  private:
   void Send(const std::string& message) const;

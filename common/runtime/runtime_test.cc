@@ -1,10 +1,22 @@
-// What threads of libraries may still use while the process ends.
+// What threads of libraries may still use while the process ends, and what a daemon does while it
+// waits for that.
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "common/runtime/clock.h"
+#include "common/runtime/daemon.h"
 #include "common/runtime/log.h"
+#include "common/runtime/mutex.h"
 
 namespace paceline {
 namespace {
@@ -21,6 +33,45 @@ namespace {
 TEST(RuntimeDeathTest, TheLogAndTheClockOutliveStaticObjects) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(UseThemAtTheEnd(), testing::ExitedWithCode(0), "test: at the end");
+}
+
+uint64_t AnonymousKilobytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("RssAnon:")) return std::stoull(line.substr(8));
+  }
+  return 0;
+}
+
+TEST(ServiceManagerTest, WhatABurstTookIsGivenBackWhileADaemonWaits) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || PACELINE_THREAD_SANITIZER
+  GTEST_SKIP() << "a sanitizer's own heap keeps what is freed";
+#endif
+  EndSignals signals;
+  const ServiceManager manager("", "");
+  // Too small to be mapped alone, and held in place by the few that stay.
+  constexpr size_t kBlocks = 2000, kBytes = 32 * 1024;
+  std::vector<std::unique_ptr<char[]>> burst(kBlocks);
+  for (auto& block : burst) {
+    block = std::make_unique<char[]>(kBytes);
+    std::memset(block.get(), 1, kBytes);
+  }
+  for (size_t i = 0; i < kBlocks; ++i) {
+    if (i % 100 != 99) burst[i].reset();
+  }
+  const uint64_t before = AnonymousKilobytes();
+  ASSERT_GT(before, kBlocks * kBytes / 1024 / 2) << "the heap gives nothing back by itself";
+  std::thread waiter([&] {
+    manager.WaitForSignal(
+        &signals, [] { return true; }, Milliseconds(5));
+  });
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (AnonymousKilobytes() > before / 4 && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::yield();
+  }
+  kill(getpid(), SIGTERM);
+  waiter.join();
+  EXPECT_LE(AnonymousKilobytes(), before / 4);
 }
 
 }  // namespace
