@@ -16,7 +16,6 @@
 #include "common/runtime/clock.h"
 #include "common/runtime/daemon.h"
 #include "common/runtime/log.h"
-#include "common/runtime/mutex.h"
 
 namespace paceline {
 namespace {
@@ -35,6 +34,14 @@ TEST(RuntimeDeathTest, TheLogAndTheClockOutliveStaticObjects) {
   EXPECT_EXIT(UseThemAtTheEnd(), testing::ExitedWithCode(0), "test: at the end");
 }
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitizerHeap = true;
+#elif defined(__has_feature)
+constexpr bool kSanitizerHeap = __has_feature(address_sanitizer) || __has_feature(thread_sanitizer);
+#else
+constexpr bool kSanitizerHeap = false;
+#endif
+
 uint64_t AnonymousKilobytes() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -44,9 +51,7 @@ uint64_t AnonymousKilobytes() {
 }
 
 TEST(ServiceManagerTest, WhatABurstTookIsGivenBackWhileADaemonWaits) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || PACELINE_THREAD_SANITIZER
-  GTEST_SKIP() << "a sanitizer's own heap keeps what is freed";
-#endif
+  if (kSanitizerHeap) GTEST_SKIP() << "a sanitizer's own heap keeps what is freed";
   EndSignals signals;
   const ServiceManager manager("", "");
   // Too small to be mapped alone, and held in place by the few that stay.
