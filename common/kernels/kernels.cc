@@ -1,5 +1,8 @@
 #include "common/kernels/kernels.h"
 
+#include <algorithm>
+#include <cstring>
+
 #include "common/base/check.h"
 #include "common/kernels/scalar.h"
 
@@ -90,12 +93,17 @@ HWY_INLINE void StoreBf16(hn::Vec<F32> value, uint16_t* to) {
   hn::StoreU(hn::TruncateTo(U16(), hn::IfThenElse(is_nan, quiet, rounded)), U16(), to);
 }
 
+HWY_INLINE hn::Vec<F32> LoadF32(const float* from) { return hn::LoadU(F32(), from); }
+
 // Elements that whole vectors cover.
-HWY_INLINE size_t Whole(size_t size) { return size - size % hn::Lanes(F32()); }
+template <typename D>
+HWY_INLINE size_t Whole(D d, size_t size) {
+  return size - size % hn::Lanes(d);
+}
 
 void Add(std::span<float> dst, std::span<const float> src) {
   const F32 d;
-  const size_t whole = Whole(dst.size());
+  const size_t whole = Whole(d, dst.size());
   for (size_t i = 0; i < whole; i += hn::Lanes(d)) {
     hn::StoreU(hn::Add(hn::LoadU(d, &dst[i]), hn::LoadU(d, &src[i])), d, &dst[i]);
   }
@@ -104,7 +112,7 @@ void Add(std::span<float> dst, std::span<const float> src) {
 
 void Subtract(std::span<float> dst, std::span<const float> a, std::span<const float> b) {
   const F32 d;
-  const size_t whole = Whole(dst.size());
+  const size_t whole = Whole(d, dst.size());
   for (size_t i = 0; i < whole; i += hn::Lanes(d)) {
     hn::StoreU(hn::Sub(hn::LoadU(d, &a[i]), hn::LoadU(d, &b[i])), d, &dst[i]);
   }
@@ -113,7 +121,7 @@ void Subtract(std::span<float> dst, std::span<const float> a, std::span<const fl
 
 void Scale(std::span<float> x, float factor) {
   const F32 d;
-  const size_t whole = Whole(x.size());
+  const size_t whole = Whole(d, x.size());
   for (size_t i = 0; i < whole; i += hn::Lanes(d)) {
     hn::StoreU(hn::Mul(hn::LoadU(d, &x[i]), hn::Set(d, factor)), d, &x[i]);
   }
@@ -122,7 +130,7 @@ void Scale(std::span<float> x, float factor) {
 
 void Divide(std::span<float> x, float divisor) {
   const F32 d;
-  const size_t whole = Whole(x.size());
+  const size_t whole = Whole(d, x.size());
   for (size_t i = 0; i < whole; i += hn::Lanes(d)) {
     hn::StoreU(hn::Div(hn::LoadU(d, &x[i]), hn::Set(d, divisor)), d, &x[i]);
   }
@@ -131,7 +139,7 @@ void Divide(std::span<float> x, float divisor) {
 
 void Axpy(std::span<float> y, float a, std::span<const float> x) {
   const F32 d;
-  const size_t whole = Whole(y.size());
+  const size_t whole = Whole(d, y.size());
   for (size_t i = 0; i < whole; i += hn::Lanes(d)) {
     const auto product = hn::Mul(hn::Set(d, a), hn::LoadU(d, &x[i]));
     hn::StoreU(hn::Add(hn::LoadU(d, &y[i]), product), d, &y[i]);
@@ -142,7 +150,7 @@ void Axpy(std::span<float> y, float a, std::span<const float> x) {
 bool AllFinite(std::span<const float> x) {
   const I32 d;
   const auto exponent = hn::Set(d, 0x7f80'0000);
-  const size_t whole = Whole(x.size());
+  const size_t whole = Whole(d, x.size());
   for (size_t i = 0; i < whole; i += hn::Lanes(d)) {
     const auto bits = hn::And(hn::BitCast(d, hn::LoadU(F32(), &x[i])), exponent);
     if (!hn::AllFalse(d, hn::Eq(bits, exponent))) return false;
@@ -152,21 +160,21 @@ bool AllFinite(std::span<const float> x) {
 
 void F16ToF32(std::span<float> dst, std::span<const uint16_t> src) {
   const F32 d;
-  const size_t whole = Whole(dst.size());
+  const size_t whole = Whole(d, dst.size());
   for (size_t i = 0; i < whole; i += hn::Lanes(d)) hn::StoreU(LoadF16(&src[i]), d, &dst[i]);
   scalar::F16ToF32(dst.subspan(whole), src.subspan(whole));
 }
 
 void F32ToF16(std::span<uint16_t> dst, std::span<const float> src) {
   const F32 d;
-  const size_t whole = Whole(dst.size());
+  const size_t whole = Whole(d, dst.size());
   for (size_t i = 0; i < whole; i += hn::Lanes(d)) StoreF16(hn::LoadU(d, &src[i]), &dst[i]);
   scalar::F32ToF16(dst.subspan(whole), src.subspan(whole));
 }
 
 void AddF16(std::span<float> dst, std::span<const uint16_t> src) {
   const F32 d;
-  const size_t whole = Whole(dst.size());
+  const size_t whole = Whole(d, dst.size());
   for (size_t i = 0; i < whole; i += hn::Lanes(d)) {
     hn::StoreU(hn::Add(hn::LoadU(d, &dst[i]), LoadF16(&src[i])), d, &dst[i]);
   }
@@ -175,25 +183,96 @@ void AddF16(std::span<float> dst, std::span<const uint16_t> src) {
 
 void Bf16ToF32(std::span<float> dst, std::span<const uint16_t> src) {
   const F32 d;
-  const size_t whole = Whole(dst.size());
+  const size_t whole = Whole(d, dst.size());
   for (size_t i = 0; i < whole; i += hn::Lanes(d)) hn::StoreU(LoadBf16(&src[i]), d, &dst[i]);
   scalar::Bf16ToF32(dst.subspan(whole), src.subspan(whole));
 }
 
 void F32ToBf16(std::span<uint16_t> dst, std::span<const float> src) {
   const F32 d;
-  const size_t whole = Whole(dst.size());
+  const size_t whole = Whole(d, dst.size());
   for (size_t i = 0; i < whole; i += hn::Lanes(d)) StoreBf16(hn::LoadU(d, &src[i]), &dst[i]);
   scalar::F32ToBf16(dst.subspan(whole), src.subspan(whole));
 }
 
 void AddBf16(std::span<float> dst, std::span<const uint16_t> src) {
   const F32 d;
-  const size_t whole = Whole(dst.size());
+  const size_t whole = Whole(d, dst.size());
   for (size_t i = 0; i < whole; i += hn::Lanes(d)) {
     hn::StoreU(hn::Add(hn::LoadU(d, &dst[i]), LoadBf16(&src[i])), d, &dst[i]);
   }
   scalar::AddBf16(dst.subspan(whole), src.subspan(whole));
+}
+
+// dst[i] + src[i] or, without `kSum`, src[i]; whether every src[i] is finite.
+template <bool kSum, typename T, hn::Vec<F32> (*kLoad)(const T*)>
+bool Checked(std::span<float> dst, std::span<const T> src) {
+  const F32 d;
+  const I32 di;
+  const auto exponent = hn::Set(di, 0x7f80'0000);
+  auto largest = hn::Zero(di);
+  const size_t whole = Whole(d, dst.size());
+  for (size_t i = 0; i < whole; i += hn::Lanes(d)) {
+    const auto value = kLoad(&src[i]);
+    largest = hn::Max(largest, hn::And(hn::BitCast(di, value), exponent));
+    hn::StoreU(kSum ? hn::Add(hn::LoadU(d, &dst[i]), value) : value, d, &dst[i]);
+  }
+  return hn::AllFalse(di, hn::Eq(largest, exponent));
+}
+
+bool CopyChecked(std::span<float> dst, std::span<const float> src) {
+  const size_t whole = Whole(F32(), dst.size());
+  const bool finite = Checked<false, float, LoadF32>(dst, src);
+  return scalar::CopyChecked(dst.subspan(whole), src.subspan(whole)) && finite;
+}
+
+bool AddChecked(std::span<float> dst, std::span<const float> src) {
+  const size_t whole = Whole(F32(), dst.size());
+  const bool finite = Checked<true, float, LoadF32>(dst, src);
+  return scalar::AddChecked(dst.subspan(whole), src.subspan(whole)) && finite;
+}
+
+bool AddF16Checked(std::span<float> dst, std::span<const uint16_t> src) {
+  const size_t whole = Whole(F32(), dst.size());
+  const bool finite = Checked<true, uint16_t, LoadF16>(dst, src);
+  return scalar::AddF16Checked(dst.subspan(whole), src.subspan(whole)) && finite;
+}
+
+bool AddBf16Checked(std::span<float> dst, std::span<const uint16_t> src) {
+  const size_t whole = Whole(F32(), dst.size());
+  const bool finite = Checked<true, uint16_t, LoadBf16>(dst, src);
+  return scalar::AddBf16Checked(dst.subspan(whole), src.subspan(whole)) && finite;
+}
+
+void AddF64(std::span<double> dst, std::span<const double> src) {
+  const hn::ScalableTag<double> d;
+  const size_t whole = Whole(d, dst.size());
+  for (size_t i = 0; i < whole; i += hn::Lanes(d)) {
+    hn::StoreU(hn::Add(hn::LoadU(d, &dst[i]), hn::LoadU(d, &src[i])), d, &dst[i]);
+  }
+  scalar::Add(dst.subspan(whole), src.subspan(whole));
+}
+
+void AxpyF64(std::span<double> y, double a, std::span<const double> x) {
+  const hn::ScalableTag<double> d;
+  const size_t whole = Whole(d, y.size());
+  for (size_t i = 0; i < whole; i += hn::Lanes(d)) {
+    const auto product = hn::Mul(hn::Set(d, a), hn::LoadU(d, &x[i]));
+    hn::StoreU(hn::Add(hn::LoadU(d, &y[i]), product), d, &y[i]);
+  }
+  scalar::Axpy(y.subspan(whole), a, x.subspan(whole));
+}
+
+bool AllFiniteF64(std::span<const double> x) {
+  const hn::ScalableTag<double> df;
+  const hn::ScalableTag<int64_t> d;
+  const auto exponent = hn::Set(d, 0x7ff0'0000'0000'0000);
+  const size_t whole = Whole(d, x.size());
+  for (size_t i = 0; i < whole; i += hn::Lanes(d)) {
+    const auto bits = hn::And(hn::BitCast(d, hn::LoadU(df, &x[i])), exponent);
+    if (!hn::AllFalse(d, hn::Eq(bits, exponent))) return false;
+  }
+  return scalar::AllFinite(x.subspan(whole));
 }
 
 // Of halves whose exponent bits are `exponent`: binary16 and bfloat16 differ in nothing else here.
@@ -233,6 +312,13 @@ HWY_EXPORT(Bf16ToF32);
 HWY_EXPORT(F32ToBf16);
 HWY_EXPORT(AddBf16);
 HWY_EXPORT(NoneHasExponent);
+HWY_EXPORT(CopyChecked);
+HWY_EXPORT(AddChecked);
+HWY_EXPORT(AddF16Checked);
+HWY_EXPORT(AddBf16Checked);
+HWY_EXPORT(AddF64);
+HWY_EXPORT(AxpyF64);
+HWY_EXPORT(AllFiniteF64);
 HWY_EXPORT(TargetName);
 
 void Add(std::span<float> dst, std::span<const float> src) {
@@ -292,6 +378,85 @@ void AddBf16(std::span<float> dst, std::span<const uint16_t> src) {
 
 bool AllFiniteBf16(std::span<const uint16_t> x) {
   return HWY_DYNAMIC_DISPATCH(NoneHasExponent)(x, 0x7f80);
+}
+
+bool CopyChecked(std::span<float> dst, std::span<const float> src) {
+  PACELINE_CHECK(dst.size() == src.size());
+  return HWY_DYNAMIC_DISPATCH(CopyChecked)(dst, src);
+}
+
+bool AddChecked(std::span<float> dst, std::span<const float> src) {
+  PACELINE_CHECK(dst.size() == src.size());
+  return HWY_DYNAMIC_DISPATCH(AddChecked)(dst, src);
+}
+
+bool AddF16Checked(std::span<float> dst, std::span<const uint16_t> src) {
+  PACELINE_CHECK(dst.size() == src.size());
+  return HWY_DYNAMIC_DISPATCH(AddF16Checked)(dst, src);
+}
+
+bool AddBf16Checked(std::span<float> dst, std::span<const uint16_t> src) {
+  PACELINE_CHECK(dst.size() == src.size());
+  return HWY_DYNAMIC_DISPATCH(AddBf16Checked)(dst, src);
+}
+
+void Add(std::span<double> dst, std::span<const double> src) {
+  PACELINE_CHECK(dst.size() == src.size());
+  HWY_DYNAMIC_DISPATCH(AddF64)(dst, src);
+}
+
+void Axpy(std::span<double> y, double a, std::span<const double> x) {
+  PACELINE_CHECK(y.size() == x.size());
+  HWY_DYNAMIC_DISPATCH(AxpyF64)(y, a, x);
+}
+
+bool AllFinite(std::span<const double> x) { return HWY_DYNAMIC_DISPATCH(AllFiniteF64)(x); }
+
+namespace {
+
+// Bytes of a payload have no alignment; halves are moved through a block that has.
+template <typename Convert>
+void FromBytes(std::span<float> dst, std::span<const std::byte> src, Convert convert) {
+  PACELINE_CHECK(src.size() == dst.size() * sizeof(uint16_t));
+  constexpr size_t kBlock = 1024;
+  uint16_t block[kBlock];
+  for (size_t done = 0; done < dst.size();) {
+    const size_t n = std::min(kBlock, dst.size() - done);
+    std::memcpy(block, src.data() + done * sizeof(uint16_t), n * sizeof(uint16_t));
+    convert(dst.subspan(done, n), std::span<const uint16_t>(block, n));
+    done += n;
+  }
+}
+
+template <typename Convert>
+void ToBytes(std::span<std::byte> dst, std::span<const float> src, Convert convert) {
+  PACELINE_CHECK(dst.size() == src.size() * sizeof(uint16_t));
+  constexpr size_t kBlock = 1024;
+  uint16_t block[kBlock];
+  for (size_t done = 0; done < src.size();) {
+    const size_t n = std::min(kBlock, src.size() - done);
+    convert(std::span<uint16_t>(block, n), src.subspan(done, n));
+    std::memcpy(dst.data() + done * sizeof(uint16_t), block, n * sizeof(uint16_t));
+    done += n;
+  }
+}
+
+}  // namespace
+
+void F16ToF32(std::span<float> dst, std::span<const std::byte> src) {
+  FromBytes(dst, src, HWY_DYNAMIC_DISPATCH(F16ToF32));
+}
+
+void F32ToF16(std::span<std::byte> dst, std::span<const float> src) {
+  ToBytes(dst, src, HWY_DYNAMIC_DISPATCH(F32ToF16));
+}
+
+void Bf16ToF32(std::span<float> dst, std::span<const std::byte> src) {
+  FromBytes(dst, src, HWY_DYNAMIC_DISPATCH(Bf16ToF32));
+}
+
+void F32ToBf16(std::span<std::byte> dst, std::span<const float> src) {
+  ToBytes(dst, src, HWY_DYNAMIC_DISPATCH(F32ToBf16));
 }
 
 std::string InstructionSet() { return HWY_DYNAMIC_DISPATCH(TargetName)(); }

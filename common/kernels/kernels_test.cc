@@ -5,98 +5,16 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <limits>
 #include <vector>
 
+#include "common/kernels/kernels_test_util.h"
 #include "common/kernels/scalar.h"
-#include "gtest/gtest.h"
-#include "hwy/targets.h"
 
 namespace paceline::kernels {
 namespace {
 
-constexpr size_t kMaxLength = 1000;
-constexpr size_t kPad = 8;  // arrays start 0..3 elements off, and a guard follows
-
-uint64_t Next(uint64_t& state) {
-  state += 0x9e3779b97f4a7c15u;
-  uint64_t z = state;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
-}
-
-// Ordinary values with every kind of special one among them. At most one operand of a sum is a NaN:
-// with `nans` false there are none.
-std::vector<float> Floats(size_t count, uint64_t seed, bool nans) {
-  std::vector<float> out(count);
-  uint64_t state = seed;
-  for (float& v : out) {
-    const uint64_t r = Next(state);
-    uint32_t bits = static_cast<uint32_t>(r >> 32);  // any pattern: subnormals, NaN, infinity
-    switch (r % 8) {
-      case 0:
-        bits &= 0x807f'ffffu;  // subnormal or zero
-        break;
-      case 1:
-        bits = (bits & 0x8000'0000u) | 0x7f80'0000u;  // infinity
-        break;
-      case 2:  // the range of binary16 and its edges
-        bits = (bits & 0x80ff'ffffu) | ((102u + (r >> 8) % 44u) << 23);
-        break;
-      case 3:
-        bits = std::bit_cast<uint32_t>(static_cast<float>(static_cast<int32_t>(bits) % 1000));
-        break;
-      default:
-        break;
-    }
-    if (!nans && (bits & 0x7fff'ffffu) > 0x7f80'0000u) bits &= 0xbfff'ffffu;
-    v = std::bit_cast<float>(bits);
-  }
-  return out;
-}
-
-std::vector<uint16_t> Halves(size_t count, uint64_t seed) {
-  std::vector<uint16_t> out(count);
-  uint64_t state = seed;
-  for (uint16_t& v : out) v = static_cast<uint16_t>(Next(state));
-  return out;
-}
-
-template <typename T>
-::testing::AssertionResult SameBits(const std::vector<T>& a, const std::vector<T>& b) {
-  if (a.size() != b.size()) return ::testing::AssertionFailure() << "sizes differ";
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (std::memcmp(&a[i], &b[i], sizeof(T)) != 0) {
-      return ::testing::AssertionFailure() << "element " << i << ": " << a[i] << " != " << b[i];
-    }
-  }
-  return ::testing::AssertionSuccess();
-}
-
-// Runs each test once per instruction set that the machine has.
-class KernelsTest : public ::testing::TestWithParam<int64_t> {
- protected:
-  void SetUp() override {
-    hwy::SetSupportedTargetsForTest(GetParam());
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-    ASSERT_EQ(InstructionSet(), hwy::TargetName(GetParam()));
-  }
-  void TearDown() override {
-    hwy::SetSupportedTargetsForTest(0);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-
-  // Calls `test(length, start)` for every length, at starts that are not aligned.
-  static void ForEachLength(const std::function<void(size_t, size_t)>& test) {
-    for (size_t length = 0; length <= kMaxLength && !HasFailure(); ++length) {
-      test(length, length % 4);
-    }
-  }
-};
-
-using Binary = void (*)(std::span<float>, std::span<const float>);
+class KernelsTest : public InstructionSetTest {};
 
 TEST_P(KernelsTest, Add) {
   const auto src = Floats(kMaxLength + kPad, 1, true);
@@ -238,22 +156,45 @@ TEST_P(KernelsTest, EveryHalfSurvivesTheRoundTrip) {
   }
 }
 
-TEST_P(KernelsTest, SameBitsWhereverTheArrayIsCut) {
-  const auto src = Floats(257, 12, true);
-  const auto initial = Floats(257, 13, false);
-  auto whole = initial;
-  Axpy(whole, 0.7f, src);
-  for (size_t cut = 0; cut <= src.size(); ++cut) {
-    auto parts = initial;
-    Axpy(std::span(parts).first(cut), 0.7f, std::span(src).first(cut));
-    Axpy(std::span(parts).subspan(cut), 0.7f, std::span(src).subspan(cut));
-    ASSERT_TRUE(SameBits(parts, whole)) << cut;
+TEST_P(KernelsTest, ASumOf2049OnesInHalfIs2049) {
+  const std::vector<uint16_t> ones(33, 0x3c00);
+  std::vector<float> sum(ones.size());
+  for (int i = 0; i < 2049; ++i) AddF16(sum, ones);
+  std::vector<uint16_t> half(ones.size());
+  F32ToF16(half, sum);
+  for (size_t i = 0; i < ones.size(); ++i) {
+    EXPECT_EQ(sum[i], 2049.0f);
+    EXPECT_EQ(half[i], 0x6800);  // 2048: 2049 is a tie between it and 2050
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(InstructionSets, KernelsTest,
-                         ::testing::ValuesIn(hwy::SupportedAndGeneratedTargets()),
-                         [](const auto& info) { return hwy::TargetName(info.param); });
+TEST_P(KernelsTest, HalvesFromAndToBytesThatAreNotAligned) {
+  const auto src = Halves(5000, 14);
+  for (size_t length : {0, 1, 7, 1023, 1024, 1025, 5000}) {
+    std::vector<std::byte> bytes(2 * length + 1), back(2 * length + 1);
+    if (length > 0) std::memcpy(&bytes[1], src.data(), 2 * length);
+    const auto in = std::span<const std::byte>(bytes).subspan(1);
+    const auto from = std::span(src).first(length);
+    std::vector<float> got(length), want(length);
+    F16ToF32(got, in);
+    scalar::F16ToF32(want, from);
+    EXPECT_TRUE(SameBits(got, want)) << length;
+    F32ToF16(std::span(back).subspan(1), got);
+    std::vector<uint16_t> half(length), want_half(length);
+    if (length > 0) std::memcpy(half.data(), &back[1], 2 * length);
+    scalar::F32ToF16(want_half, want);
+    EXPECT_TRUE(SameBits(half, want_half)) << length;
+    Bf16ToF32(got, in);
+    scalar::Bf16ToF32(want, from);
+    EXPECT_TRUE(SameBits(got, want)) << length;
+    F32ToBf16(std::span(back).subspan(1), got);
+    if (length > 0) std::memcpy(half.data(), &back[1], 2 * length);
+    scalar::F32ToBf16(want_half, want);
+    EXPECT_TRUE(SameBits(half, want_half)) << length;
+  }
+}
+
+PACELINE_FOR_EACH_INSTRUCTION_SET(KernelsTest);
 
 TEST(ScalarTest, HalfRoundsToNearestEven) {
   EXPECT_EQ(scalar::F32ToF16(1.0f), 0x3c00);

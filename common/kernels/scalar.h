@@ -6,7 +6,9 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
+#include <type_traits>
 
 namespace paceline::kernels::scalar {
 
@@ -84,6 +86,69 @@ inline bool AllFinite(std::span<const float> x) {
   return true;
 }
 
+inline void Add(std::span<double> dst, std::span<const double> src) {
+  for (size_t i = 0; i < dst.size(); ++i) dst[i] = dst[i] + src[i];
+}
+inline void Axpy(std::span<double> y, double a, std::span<const double> x) {
+  for (size_t i = 0; i < y.size(); ++i) {
+    const double product = a * x[i];
+    y[i] = y[i] + product;
+  }
+}
+inline bool AllFinite(std::span<const double> x) {
+  constexpr uint64_t kExponent = 0x7ff0'0000'0000'0000;
+  for (double v : x) {
+    if ((std::bit_cast<uint64_t>(v) & kExponent) == kExponent) return false;
+  }
+  return true;
+}
+
+inline bool CopyChecked(std::span<float> dst, std::span<const float> src) {
+  for (size_t i = 0; i < dst.size(); ++i) dst[i] = src[i];
+  return AllFinite(src);
+}
+inline bool AddChecked(std::span<float> dst, std::span<const float> src) {
+  Add(dst, src);
+  return AllFinite(src);
+}
+
+// Modulo 2^bits: an overflow of ours must not be undefined.
+template <typename Wide, typename Narrow>
+void AddModulo(std::span<Wide> dst, std::span<const Narrow> src) {
+  using Unsigned = std::make_unsigned_t<Wide>;
+  for (size_t i = 0; i < dst.size(); ++i) {
+    const auto value = static_cast<Unsigned>(static_cast<Wide>(src[i]));
+    dst[i] = static_cast<Wide>(static_cast<Unsigned>(dst[i]) + value);
+  }
+}
+inline void Add(std::span<int32_t> dst, std::span<const int8_t> src) { AddModulo(dst, src); }
+inline void Add(std::span<int32_t> dst, std::span<const uint8_t> src) { AddModulo(dst, src); }
+inline void Add(std::span<int64_t> dst, std::span<const int32_t> src) { AddModulo(dst, src); }
+inline bool Add(std::span<int64_t> dst, std::span<const int64_t> src) {
+  bool fits = true;
+  for (size_t i = 0; i < dst.size(); ++i) {
+    const int64_t a = dst[i];
+    const int64_t b = src[i];
+    const auto sum = static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+    fits = fits && ((a ^ sum) & (b ^ sum)) >= 0;
+    dst[i] = sum;
+  }
+  return fits;
+}
+
+template <typename To, typename From>
+bool Narrow(std::span<To> dst, std::span<const From> src) {
+  constexpr From kLowest = std::numeric_limits<To>::min();
+  constexpr From kHighest = std::numeric_limits<To>::max();
+  bool fits = true;
+  for (size_t i = 0; i < dst.size(); ++i) {
+    const From value = src[i] < kLowest ? kLowest : src[i] > kHighest ? kHighest : src[i];
+    fits = fits & (value == src[i]);
+    dst[i] = static_cast<To>(value);
+  }
+  return fits;
+}
+
 inline void F16ToF32(std::span<float> dst, std::span<const uint16_t> src) {
   for (size_t i = 0; i < dst.size(); ++i) dst[i] = F16ToF32(src[i]);
 }
@@ -98,6 +163,10 @@ inline bool AllFiniteF16(std::span<const uint16_t> x) {
     if (!IsFiniteF16(v)) return false;
   }
   return true;
+}
+inline bool AddF16Checked(std::span<float> dst, std::span<const uint16_t> src) {
+  AddF16(dst, src);
+  return AllFiniteF16(src);
 }
 
 inline void Bf16ToF32(std::span<float> dst, std::span<const uint16_t> src) {
@@ -114,6 +183,10 @@ inline bool AllFiniteBf16(std::span<const uint16_t> x) {
     if (!IsFiniteBf16(v)) return false;
   }
   return true;
+}
+inline bool AddBf16Checked(std::span<float> dst, std::span<const uint16_t> src) {
+  AddBf16(dst, src);
+  return AllFiniteBf16(src);
 }
 
 }  // namespace paceline::kernels::scalar
