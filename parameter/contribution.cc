@@ -8,26 +8,6 @@
 #include "common/kernels/kernels.h"
 
 namespace paceline {
-namespace {
-
-// Bytes of the wire have no alignment; halves are moved through a block that has.
-void ConvertHalves(std::span<float> to, std::span<const std::byte> from, DType dtype) {
-  constexpr size_t kBlock = 1024;
-  uint16_t block[kBlock];
-  for (size_t done = 0; done < to.size();) {
-    const size_t n = std::min(kBlock, to.size() - done);
-    std::memcpy(block, from.data() + done * sizeof(uint16_t), n * sizeof(uint16_t));
-    if (dtype == DType::kF16) {
-      kernels::F16ToF32(to.subspan(done, n), {block, n});
-    } else {
-      kernels::Bf16ToF32(to.subspan(done, n), {block, n});
-    }
-    done += n;
-  }
-}
-
-}  // namespace
-
 Contribution::Contribution(uint64_t elements, DType dtype, FloatPool* pool)
     : total_bytes_(elements * SizeOf(dtype)),
       dtype_(dtype),
@@ -46,10 +26,12 @@ bool Contribution::Add(const Piece& piece) {
   const uint32_t size = SizeOf(dtype_);
   const std::span<float> to =
       values_.writable().subspan(piece.offset / size, piece.bytes.size() / size);
-  if (dtype_ == DType::kF32) {
-    std::memcpy(to.data(), piece.bytes.data(), piece.bytes.size());
+  if (dtype_ == DType::kF16) {
+    kernels::F16ToF32(to, piece.bytes);
+  } else if (dtype_ == DType::kBF16) {
+    kernels::Bf16ToF32(to, piece.bytes);
   } else {
-    ConvertHalves(to, piece.bytes, dtype_);
+    std::memcpy(to.data(), piece.bytes.data(), piece.bytes.size());
   }
   finite_ = finite_ && kernels::AllFinite(to);
   in_[index] = true;
