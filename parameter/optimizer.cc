@@ -10,14 +10,17 @@
 #include "absl/strings/str_join.h"
 #include "common/base/check.h"
 #include "common/base/status.h"
+#include "common/kernels/kernels.h"
+#include "common/kernels/optimizer_kernels.h"
 
 namespace paceline {
 namespace {
 
 using Slots = std::span<const std::span<float>>;
 
+// w - factor*w.
 void DecayDecoupled(std::span<float> weights, float factor) {
-  for (float& w : weights) w -= factor * w;
+  kernels::Axpy(weights, -factor, weights);
 }
 
 struct SgdParameters {
@@ -40,40 +43,18 @@ class Sgd final : public Optimizer {
 
   void Apply(std::span<float> weights, Slots slots, std::span<const float> gradient,
              float learning_rate, uint64_t /*t*/) const override {
-    PACELINE_CHECK(gradient.size() == weights.size() && slots.size() == slots_.size());
+    PACELINE_CHECK(slots.size() == slots_.size());
     const float rate = learning_rate == 0 ? p_.learning_rate : learning_rate;
     if (p_.decoupled && p_.weight_decay > 0) DecayDecoupled(weights, rate * p_.weight_decay);
     const float decay = p_.decoupled ? 0.0f : p_.weight_decay;
     if (slots_.empty()) {
-      ApplyPlain(weights, gradient, rate, decay);
+      kernels::SgdUpdate(weights, gradient, rate, decay);
     } else {
-      PACELINE_CHECK(slots[0].size() == weights.size());
-      ApplyMomentum(weights, slots[0], gradient, rate, decay);
+      kernels::MomentumUpdate(weights, slots[0], gradient, {rate, p_.momentum, p_.nesterov, decay});
     }
   }
 
  private:
-  // Without decay the term is left out rather than added as zero: 0 * w is NaN for an infinite w.
-  static void ApplyPlain(std::span<float> w, std::span<const float> g, float rate, float decay) {
-    const size_t n = w.size();
-    if (decay == 0) {
-      for (size_t i = 0; i < n; ++i) w[i] -= rate * g[i];
-    } else {
-      for (size_t i = 0; i < n; ++i) w[i] -= rate * (g[i] + decay * w[i]);
-    }
-  }
-
-  void ApplyMomentum(std::span<float> w, std::span<float> m, std::span<const float> g, float rate,
-                     float decay) const {
-    const size_t n = w.size();
-    for (size_t i = 0; i < n; ++i) {
-      const float gradient = decay == 0 ? g[i] : g[i] + decay * w[i];
-      m[i] = p_.momentum * m[i] + gradient;
-      const float step = p_.nesterov ? gradient + p_.momentum * m[i] : m[i];
-      w[i] -= rate * step;
-    }
-  }
-
   const SgdParameters p_;
   const std::vector<std::string> slots_;
 };
@@ -96,29 +77,22 @@ class Adam final : public Optimizer {
 
   void Apply(std::span<float> weights, Slots slots, std::span<const float> gradient,
              float learning_rate, uint64_t t) const override {
-    PACELINE_CHECK(gradient.size() == weights.size() && slots.size() == 2 && t >= 1);
-    PACELINE_CHECK(slots[0].size() == weights.size() && slots[1].size() == weights.size());
+    PACELINE_CHECK(slots.size() == 2 && t >= 1);
     const float rate = learning_rate == 0 ? p_.learning_rate : learning_rate;
     if (p_.decoupled && p_.weight_decay > 0) DecayDecoupled(weights, rate * p_.weight_decay);
     const float decay = p_.decoupled ? 0.0f : p_.weight_decay;
     // Powers in double: 1 - beta2^t loses all its digits in fp32 for small t.
     const double correction1 = 1.0 - std::pow(p_.beta1, static_cast<double>(t));
     const double correction2 = 1.0 - std::pow(p_.beta2, static_cast<double>(t));
-    const float step_size = static_cast<float>(rate / correction1);
-    const float root_scale = static_cast<float>(std::sqrt(correction2));
-    const float beta1 = static_cast<float>(p_.beta1);
-    const float beta2 = static_cast<float>(p_.beta2);
-    const float rest1 = static_cast<float>(1.0 - p_.beta1);
-    const float rest2 = static_cast<float>(1.0 - p_.beta2);
-    float* const w = weights.data();
-    float* const m = slots[0].data();
-    float* const v = slots[1].data();
-    for (size_t i = 0; i < weights.size(); ++i) {
-      const float g = decay == 0 ? gradient[i] : gradient[i] + decay * w[i];
-      m[i] = beta1 * m[i] + rest1 * g;
-      v[i] = beta2 * v[i] + rest2 * (g * g);
-      w[i] -= step_size * (m[i] / (std::sqrt(v[i]) / root_scale + p_.epsilon));
-    }
+    kernels::AdamUpdate(weights, slots[0], slots[1], gradient,
+                        {.rate = static_cast<float>(rate / correction1),
+                         .root_scale = static_cast<float>(std::sqrt(correction2)),
+                         .beta1 = static_cast<float>(p_.beta1),
+                         .rest1 = static_cast<float>(1.0 - p_.beta1),
+                         .beta2 = static_cast<float>(p_.beta2),
+                         .rest2 = static_cast<float>(1.0 - p_.beta2),
+                         .epsilon = p_.epsilon,
+                         .decay = decay});
   }
 
  private:
