@@ -234,8 +234,14 @@ std::string NodesText(const ClusterView& view, const Style& style) {
                     StepText(node),
                     AgoText(node.last_seen_ms)});
   }
-  return TextTable({"NODE", "ROLE", "STATE", "HOST", "ADDRESS", "JOB", "RANK", "STEP", "SEEN"},
-                   rows, style);
+  std::string text = TextTable(
+      {"NODE", "ROLE", "STATE", "HOST", "ADDRESS", "JOB", "RANK", "STEP", "SEEN"}, rows, style);
+  for (const NodeView& node : view.nodes) {
+    if (node.worker.links.empty()) continue;
+    text += Wrap(absl::StrCat("links of ", node.name.substr(0, 30), "  "),
+                 absl::StrJoin(node.worker.links, ", "), style);
+  }
+  return text;
 }
 
 std::string GroupsText(const ClusterView& view, const Style& style) {

@@ -145,6 +145,18 @@ TEST(Views, EverythingFitsEightyColumns) {
   EXPECT_LE(WidestLine(events), 80u) << events;
 }
 
+TEST(Views, NodesSayOverWhatEachLinkGoesAndWhy) {
+  ClusterView view = Example();
+  NodeView node;
+  node.name = "worker-0";
+  node.worker.links = {"server-0: shm (same host)", "server-1: tcp (another host)"};
+  view.nodes = {node};
+  EXPECT_NE(NodesText(view, kPlain)
+                .find("links of worker-0  server-0: shm (same host), server-1: tcp (another host)"),
+            std::string::npos)
+      << NodesText(view, kPlain);
+}
+
 TEST(Views, ColoursOnlyWhenAsked) {
   Style color;
   color.color = true;
