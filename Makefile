@@ -10,7 +10,7 @@ FILES ?= $(shell git ls-files '*.cc')
 SDK_ROOT := build/sdk
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build run verify-quickstart test test-release test-sanitizers test-fuzz kill-test restart-test move-test checkpoint-kill-test punish lint format tidy dev bench hold-bench sdk install clean
+.PHONY: help deps build run verify-quickstart test test-release test-sanitizers test-fuzz kill-test restart-test move-test checkpoint-kill-test punish lint format tidy dev bench hold-bench bench-mxnet sdk install clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -111,6 +111,16 @@ HOLD_MB ?= 3072
 
 hold-bench: bench ## how long a checkpoint of HOLD_MB holds a job up (default: 1 GB of weights, twice that of Adam's)
 	@to=$$(mktemp -d); build/release/bench/checkpoint_hold_bench $$to $(HOLD_MB); rc=$$?; rm -rf $$to; exit $$rc
+
+# MXNet 1.9.1 is the last release; its wheels want this numpy, and it gets a place of its own.
+MXNET_VENV := build/mxnet-venv
+CASES ?=
+bench-mxnet: build ## ours, MXNet's servers and bare sockets in turn; CASES="25x1M/shm/2w1s ..." for some
+	cmake --build build/release --target transfer_bench bare_exchange -j $(JOBS)
+	test -x $(MXNET_VENV)/bin/python || python3.11 -m venv $(MXNET_VENV)
+	$(MXNET_VENV)/bin/python -m pip install --quiet 'mxnet==1.9.1' 'numpy<1.24'
+	python3 bench/compare_mxnet.py --bin build/release \
+	  --mxnet-python $(CURDIR)/$(MXNET_VENV)/bin/python $(foreach case,$(CASES),--case $(case))
 
 sdk: ## install programs, libraries and headers into build/sdk
 	cmake --preset release
