@@ -57,7 +57,7 @@ absl::Status Serve(const ServerConfig& config, const ServiceManager& manager, En
   if (config.threads > 0) options.router.threads = config.threads;
   options.router.job_memory_quota = config.memory_quota_bytes;
   LostCause lost;
-  Server server(std::move(options), std::move(control), NewTcpTransport(transport),
+  Server server(std::move(options), std::move(control), NewHostTransport(transport),
                 [&lost](const absl::Status& cause) {
                   LogError("server",
                            "the scheduler refuses this server: ", std::string(cause.message()));

@@ -34,6 +34,7 @@ class RouterGate final : public FrameSink, public KeyStore {
   absl::StatusOr<std::span<std::byte>> OnHeader(Channel& channel,
                                                 const FrameHeader& header) override;
   absl::Status OnFrame(Channel& channel, const FrameHeader& header, Payload payload) override;
+  bool AbsorbsInPlace() const override { return true; }  // as the router
   void OnClosed(Channel& channel, const absl::Status& cause) override;
 
  private:

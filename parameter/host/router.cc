@@ -110,6 +110,8 @@ class RouterImpl final : public Router {
   // ---- FrameSink
   void OnAccepted(std::shared_ptr<Channel> channel) override;
   absl::Status OnFrame(Channel& channel, const FrameHeader& header, Payload payload) override;
+  // Shards copy each piece before they look at it.
+  bool AbsorbsInPlace() const override { return true; }
   void OnClosed(Channel& channel, const absl::Status& cause) override;
 
   // ---- KeyStore

@@ -23,7 +23,7 @@ absl::StatusOr<std::unique_ptr<Session>> ConnectToJob(const WorkerConfig& config
   options.deadline = Milliseconds(config.operation_timeout_ms);
   options.start_deadline = Milliseconds(config.join_timeout_ms);
   options.stop = std::move(stop);
-  return Session::Connect(options, std::move(control), NewTcpTransport(transport));
+  return Session::Connect(options, std::move(control), NewHostTransport(transport));
 }
 
 }  // namespace paceline
