@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstring>
@@ -19,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "transport/arena_heap.h"
 #include "transport/arena_link.h"
 #include "transport/channel.h"
 #include "transport/transport_test_util.h"
@@ -145,7 +147,7 @@ TEST_F(ArenaTest, MemoryThatCouldBeCutOffOrRunOutIsRefused) {
   ExpectRefused(null.get(), {Announcement()}, "not sealed");
   ExpectRefused(Memory(bytes, kSizeSeals).get(), {Announcement(bytes - 1)}, "33554431 bytes");
   ExpectRefused(Memory(bytes, kSizeSeals).get(), {Announcement(bytes, 2)}, "number 2");
-  ExpectRefused(Memory(bytes, kSizeSeals).get(), {Announcement(), Announcement()}, "none is");
+  ExpectRefused(Memory(bytes, kSizeSeals).get(), {Announcement(), Announcement()}, "not number 2");
   ExpectRefused(-1, {Announcement()}, "no descriptor");
   const absl::Status read_only =
       CauseAfter(Memory(bytes, kSizeSeals | F_SEAL_WRITE).get(), {Announcement()});
@@ -321,6 +323,107 @@ TEST_F(ArenaTest, ASinkThatAbsorbsInPlaceReadsTheSendersArena) {
   EXPECT_EQ(arrived, message);
   EXPECT_EQ(channel->stats().bytes_queued, 0u);
   EXPECT_GE(channel->stats().bytes_out, message.size());
+}
+
+// ---- Memory of the channel's own ----------------------------------------------------------------
+
+TEST_F(ArenaTest, AllocatedMemoryIsReadWhereItIs) {
+  sink_.in_place = true;
+  sink_.keep = true;
+  const auto channel = Connect(7);
+  ASSERT_NE(channel, nullptr);
+  constexpr size_t kBytes = 20u << 20;  // 80 pieces
+  const std::shared_ptr<std::byte[]> memory = channel->Allocate(kBytes);
+  const std::vector<std::byte> pattern = Pattern(kBytes, 9);
+  std::copy(pattern.begin(), pattern.end(), memory.get());
+  Completions completions;
+  channel->Send(HeaderFrom(self_), {memory.get(), kBytes}, 0, completions.Next());
+  ASSERT_TRUE(sink_.AwaitFrames(64));
+  // What the sink holds is this memory.
+  memory[0] ^= std::byte{0xff};
+  sink_.monitor.Read([&] { EXPECT_EQ(sink_.kept[0].bytes()[0], memory[0]); });
+  memory[0] ^= std::byte{0xff};
+  EXPECT_TRUE(completions.Done().empty());
+  sink_.keep = false;
+  std::vector<Payload> back;
+  sink_.monitor.Change([&] { back.swap(sink_.kept); });
+  back.clear();
+  ASSERT_TRUE(completions.Await(1));
+  EXPECT_TRUE(completions.Done()[0].second.ok());
+  ASSERT_TRUE(sink_.AwaitFrames(80));
+  std::vector<std::byte> arrived;
+  sink_.monitor.Read([&] {
+    for (const Seen& piece : sink_.seen) {
+      arrived.insert(arrived.end(), piece.bytes.begin(), piece.bytes.end());
+    }
+  });
+  EXPECT_EQ(arrived, pattern);
+}
+
+TEST_F(ArenaTest, ASendFromAllocatedMemoryEndsOnlyOnceThePeerHasLetGoOfIt) {
+  sink_.in_place = true;
+  sink_.keep = true;
+  const auto channel = Connect(7);
+  ASSERT_NE(channel, nullptr);
+  const std::shared_ptr<std::byte[]> memory = channel->Allocate(1 << 20);
+  std::memset(memory.get(), 1, 1 << 20);
+  Completions completions;
+  channel->Send(HeaderFrom(self_), {memory.get(), 1 << 20}, 0, completions.Next());
+  ASSERT_TRUE(sink_.AwaitFrames(4));
+  channel->Close(absl::AbortedError("closed by the test"));
+  ASSERT_TRUE(client_sink_.AwaitClosed());
+  ASSERT_TRUE(sink_.AwaitClosed());
+  EXPECT_TRUE(completions.Done().empty());  // the sink still reads it
+  std::vector<Payload> back;
+  sink_.monitor.Change([&] { back.swap(sink_.kept); });
+  back.clear();
+  ASSERT_TRUE(completions.Await(1));
+  EXPECT_TRUE(absl::IsAborted(completions.Done()[0].second)) << completions.Done()[0].second;
+}
+
+TEST_F(ArenaTest, MemoryThatWasGivenBackIsUsedAgain) {
+  ArenaHeap heap;
+  const std::byte* const first = heap.Allocate(40u << 20).get();
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(heap.Allocate(40u << 20).get(), first);
+  EXPECT_EQ(heap.extents(), 1u);
+  const auto held = heap.Allocate(40u << 20);
+  const auto second = heap.Allocate(40u << 20);
+  EXPECT_EQ(heap.extents(), 2u);
+  EXPECT_EQ(heap.Find({held.get(), 40u << 20})->offset, 0u);
+  EXPECT_EQ(heap.Find({second.get() + 64, 64})->number, 3u);
+  EXPECT_EQ(heap.Find({second.get() + 64, 64})->offset, 64u);
+  EXPECT_FALSE(heap.Find({held.get() + 1, 64u << 20}).has_value());
+  const std::vector<std::byte> other(64);
+  EXPECT_FALSE(heap.Find(other).has_value());
+  std::vector<std::shared_ptr<std::byte[]>> all;
+  while (auto more = heap.Allocate(60u << 20)) all.push_back(std::move(more));
+  EXPECT_EQ(heap.extents(), 14u);
+}
+
+TEST_F(ArenaTest, HeapArenasOfAPeerAreBoundedAndComeInOrder) {
+  const FileDescriptor channel = Memory(ArenaLink::kArenaBytes, kSizeSeals);
+  const auto refused = [&](const FileDescriptor& heap, const std::vector<std::byte>& frame,
+                           const std::string& words) {
+    const size_t before = sink_.monitor.Read([&] { return sink_.closed.size(); });
+    auto peer = Authenticated();
+    ASSERT_NE(peer, nullptr);
+    peer->wire().PassDescriptor(channel.get());
+    ASSERT_TRUE(peer->Write(Announcement()));
+    peer->wire().PassDescriptor(heap.get());
+    ASSERT_TRUE(peer->Write(frame));
+    ASSERT_TRUE(sink_.AwaitClosed(before + 1));
+    EXPECT_TRUE(absl::IsInvalidArgument(sink_.Cause(before))) << sink_.Cause(before);
+    EXPECT_NE(std::string(sink_.Cause(before).message()).find(words), std::string::npos)
+        << sink_.Cause(before);
+  };
+  const FileDescriptor heap = Memory(1 << 20, kSizeSeals);
+  refused(heap, Announcement(uint64_t{1} << 50, 2), "at most 17179869184");
+  refused(heap, Announcement(~uint64_t{0}, 2), "at most 17179869184");
+  refused(heap, Announcement(1 << 20, 3), "number 3");
+  refused(heap, Announcement(1 << 20, 0), "place 1048576 of ticket 0 in no arena");
+  refused(heap, Announcement((1 << 20) + 1, 2), "has 1048576");
+  refused(Memory(1 << 20, 0), Announcement(1 << 20, 2), "not sealed");
+  ExpectOthersWork();
 }
 
 TEST_F(ArenaTest, AnIdleChannelTakesNoTime) {

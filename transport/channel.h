@@ -90,8 +90,9 @@ class Channel {
   virtual void Send(const FrameHeader& header, std::span<const std::byte> payload, int32_t priority,
                     Completion done) = 0;
 
-  // Memory from which sends are cheapest (the arena of shared memory; ordinary memory on tcp),
-  // 64-byte aligned. Freed with the returned pointer.
+  // Memory from which sends are cheapest (an arena of shared memory, for all channels of the
+  // transport; ordinary memory on tcp), 64-byte aligned. Freed with the returned pointer. The owner
+  // reads it in place: `done` of a send from it comes when the peer has let go of it or is gone.
   virtual std::shared_ptr<std::byte[]> Allocate(size_t bytes) = 0;
 
   // Ends the connection; queued sends complete with `cause`. OnClosed follows. Idempotent.
@@ -158,6 +159,8 @@ struct TransportOptions {
   uint32_t io_threads = 1;
   uint64_t max_send_bytes = 256u << 20;    // queued per channel
   uint64_t max_receive_bytes = 64u << 20;  // in Payloads not yet destroyed, per channel
+  // Shared memory: of a peer's buffers, each arena; what it touches of them may be charged to us.
+  uint64_t max_arena_bytes = 16ull << 30;
   uint32_t max_connections = 4096;
   uint32_t handshake_timeout_ms = 5000;
   // A link is given up when bytes are outstanding and the peer's host acknowledges nothing for

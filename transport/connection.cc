@@ -93,6 +93,9 @@ void Connection::Send(const FrameHeader& header, std::span<const std::byte> payl
 }
 
 std::shared_ptr<std::byte[]> Connection::Allocate(size_t bytes) {
+  if (arena_ != nullptr) {
+    if (std::shared_ptr<std::byte[]> shared = arena_->Allocate(bytes)) return shared;
+  }
   AlignedBytes memory = AllocateAligned(bytes);
   return std::shared_ptr<std::byte[]>(std::move(memory));
 }
@@ -138,16 +141,20 @@ void Connection::OnTimer() {
         return Finish(AtPeer(status));
       }
       return StartLinkTimer();
+    case Phase::kDraining:
     case Phase::kClosed:
       return;
   }
 }
 
-void Connection::OnStop() { Finish(absl::CancelledError("the transport is closing")); }
+void Connection::OnStop() {
+  Finish(absl::CancelledError("the transport is closing"));
+  if (phase_ == Phase::kDraining) EndDraining();
+}
 
 void Connection::Run() {
   RunRejected();
-  if (phase_ != Phase::kClosed && stop_.load()) {
+  if (phase_ < Phase::kDraining && stop_.load()) {
     absl::Status cause;
     {
       MutexLock lock(&mutex_);
@@ -159,6 +166,7 @@ void Connection::Run() {
   if (phase_ == Phase::kHandshake) RunHandshake();
   if (phase_ == Phase::kRefusing) RunRefusing();
   if (phase_ == Phase::kOpen) RunOpen();
+  if (phase_ == Phase::kDraining) RunDraining();
 }
 
 void Connection::RunConnecting() {
@@ -279,11 +287,18 @@ void Connection::OpenArena() {
   arena_->SetWake([weak = weak_from_this()] {
     if (auto self = weak.lock()) self->io_->Schedule(self);
   });
-  if (arena_->open()) {
-    wire_->PassDescriptor(arena_->descriptor());
-    send_queue_.PushControl(arena_->AnnounceFrame());
-  }
+  arena_->SetStream(wire_);
   send_queue_.UseArena(arena_);
+  AnnounceArenas();
+}
+
+// One at a time: a write takes one descriptor along.
+void Connection::AnnounceArenas() {
+  if (!send_queue_.AtBatchEnd() || send_queue_.control_waits()) return;
+  if (const std::optional<ArenaLink::Announcement> next = arena_->NextAnnouncement()) {
+    wire_->PassDescriptor(next->descriptor);
+    send_queue_.PushControl(next->frame);
+  }
 }
 
 void Connection::StartLinkTimer() {
@@ -322,7 +337,12 @@ void Connection::ReadFrames() {
     const absl::Status status = reader_->Received(*got);
     frames_in_.store(reader_->frames(), std::memory_order_relaxed);
     if (!status.ok()) return ProtocolError(status);
-    if (arena_ != nullptr) total += arena_->bytes_in() - placed;
+    if (arena_ == nullptr) continue;
+    total += arena_->bytes_in() - placed;
+    if (const uint64_t back = arena_->TakeReturned(); back != 0) {
+      send_queue_.Returned(back, completions_);
+      Complete(completions_, absl::OkStatus());
+    }
   }
 }
 
@@ -345,7 +365,10 @@ void Connection::WriteFrames() {
   size_t total = 0;
   while (writable_ && !stop_.load(std::memory_order_relaxed)) {
     const uint64_t placed = arena_ != nullptr ? arena_->bytes_out() : 0;
-    if (arena_ != nullptr) AddCredit();
+    if (arena_ != nullptr) {
+      if (send_queue_.queued_bytes() > 0) AnnounceArenas();
+      AddCredit();
+    }
     const std::span<const iovec> parts = send_queue_.Gather();
     if (parts.empty()) return;
     if (total >= kTurnBytes) {
@@ -393,7 +416,7 @@ void Connection::ProtocolError(const absl::Status& status) {
 }
 
 void Connection::Finish(const absl::Status& cause) {
-  if (phase_ == Phase::kClosed) return;
+  if (phase_ >= Phase::kDraining) return;
   const bool was_open = phase_ == Phase::kOpen;
   const std::shared_ptr<Connection> self = shared_from_this();
   DialResult::Outcome outcome = {.status = cause};
@@ -402,17 +425,44 @@ void Connection::Finish(const absl::Status& cause) {
       handshake_->state() == Handshake::State::kElsewhere) {
     outcome.offer = static_cast<const ClientHandshake&>(*handshake_).offer();
   }
-  phase_ = Phase::kClosed;
   stop_.store(true);
-  io_->Remove(token_);
-  wire_.reset();
+  send_queue_.Close(cause, completions_, held_);
   shared_->connections.fetch_sub(1);
-  send_queue_.Close(cause, completions_);
+  if (held_.empty()) {
+    phase_ = Phase::kClosed;
+    io_->Remove(token_);
+    wire_.reset();
+  } else {
+    phase_ = Phase::kDraining;
+    drain_cause_ = cause;
+    io_->ClearTimer(token_);
+    wire_->ShutdownWrite();
+    io_->Schedule(self);
+  }
   Complete(completions_, cause);
   if (dial_ != nullptr) {
     std::exchange(dial_, nullptr)->Deliver(std::move(outcome));
   }
   if (was_open) sink_->OnClosed(*this, cause);
+}
+
+void Connection::RunDraining() {
+  std::array<std::byte, FrameReader::kStagingBytes> ignored;
+  const iovec part = {.iov_base = ignored.data(), .iov_len = ignored.size()};
+  while (readable_) {
+    const absl::StatusOr<size_t> got = wire_->Read({&part, 1});
+    if (!got.ok()) return EndDraining();
+    if (*got == 0) readable_ = false;
+  }
+  if (process_ended_) EndDraining();
+}
+
+void Connection::EndDraining() {
+  const std::shared_ptr<Connection> self = shared_from_this();
+  phase_ = Phase::kClosed;
+  io_->Remove(token_);
+  wire_.reset();
+  Complete(held_, drain_cause_);
 }
 
 absl::Status Connection::AtPeer(const absl::Status& status) const {

@@ -30,10 +30,12 @@ struct TransportShared {
   explicit TransportShared(const TransportOptions& options)
       : options(options),
         pool(std::make_shared<BufferPool>(16 * std::max(1u, options.io_threads))),
+        heap(std::make_shared<ArenaHeap>()),
         log("transport", 10) {}
 
   const TransportOptions options;
   const std::shared_ptr<BufferPool> pool;
+  const std::shared_ptr<ArenaHeap> heap;
   LogLimiter log;
   std::atomic<uint32_t> connections = 0;
   std::atomic<uint64_t> accepted = 0;
@@ -109,7 +111,9 @@ class Connection final : public Channel,
   void OnStop() override;
 
  private:
-  enum class Phase { kConnecting, kHandshake, kRefusing, kOpen, kClosed };
+  // kDraining: closed, but the peer may still read payloads where they are; until its end of the
+  // stream is closed.
+  enum class Phase { kConnecting, kHandshake, kRefusing, kOpen, kDraining, kClosed };
 
   explicit Connection(Setup setup);
   void Run();
@@ -126,6 +130,9 @@ class Connection final : public Channel,
   void WriteFrames();
   void TakeDescriptors();
   void OpenArena();
+  void AnnounceArenas();
+  void RunDraining();
+  void EndDraining();
   void AddCredit();
   void Complete(std::vector<Completion>& completions, const absl::Status& status);
   void RunRejected() EXCLUDES(mutex_);
@@ -160,7 +167,7 @@ class Connection final : public Channel,
 
   // I/O thread only.
   Phase phase_ = Phase::kConnecting;
-  std::unique_ptr<Wire> wire_;
+  std::shared_ptr<Wire> wire_;
   uint64_t token_ = 0;
   bool readable_ = false;
   bool writable_ = false;
@@ -171,6 +178,8 @@ class Connection final : public Channel,
   std::shared_ptr<DialResult> dial_;
   std::optional<FrameReader> reader_;
   std::vector<Completion> completions_;
+  std::vector<Completion> held_;  // of messages that the peer may still read
+  absl::Status drain_cause_;
 };
 
 }  // namespace paceline

@@ -200,11 +200,10 @@ absl::Status FrameReader::TakePlaced(std::span<std::byte> named) {
     credit_->Return(header_.length, nullptr);
     return placed.status();
   }
-  const uint32_t ticket = header_.placement.ticket;
-  header_.placement = {};
+  const Placement at = std::exchange(header_.placement, Placement());
   Payload payload;
   if (named.empty() && sink_->AbsorbsInPlace()) {
-    payload = arena_->Hold(ticket, credit_->Wrap(*placed, nullptr));
+    payload = arena_->Hold(at, credit_->Wrap(*placed, nullptr));
   } else {
     AlignedBytes buffer;
     if (named.empty()) {
@@ -212,7 +211,7 @@ absl::Status FrameReader::TakePlaced(std::span<std::byte> named) {
       named = std::span(buffer.get(), header_.length);
     }
     std::memcpy(named.data(), placed->data(), placed->size());
-    arena_->Release(ticket);
+    arena_->Release(at.ticket, at.arena != ArenaLink::kChannelArena);
     payload = credit_->Wrap(named, std::move(buffer));
   }
   ++frames_;

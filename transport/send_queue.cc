@@ -1,6 +1,7 @@
 #include "transport/send_queue.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "common/base/check.h"
@@ -44,6 +45,8 @@ absl::Status SendQueue::Push(const FrameHeader& header, std::span<const std::byt
   message.payload = payload;
   message.done = std::move(done);
   message.next_offset = 0;
+  message.held = 0;
+  message.written = false;
   message.used = true;
   heap_.push_back({.priority = priority, .order = next_order_++, .slot = slot});
   std::push_heap(heap_.begin(), heap_.end());
@@ -114,6 +117,12 @@ std::optional<SendQueue::Piece> SendQueue::CutPiece(uint32_t slot, size_t bytes_
   if (arena_ != nullptr && arena_->open() && piece.length > ArenaLink::kMaxInlineBytes) {
     piece.ticket = arena_->TakeTicket();
     if (!piece.ticket) return std::nullopt;
+    piece.in_place =
+        arena_->InPlace(*piece.ticket, message.payload.subspan(piece.offset, piece.length));
+    if (piece.in_place) {
+      ++message.held;
+      holders_[*piece.ticket] = slot;
+    }
   } else {
     piece.unwritten += piece.length;
   }
@@ -137,7 +146,10 @@ void SendQueue::EncodeBatch() {
     FrameHeader header = piece.message->header;
     header.offset = piece.offset;
     header.length = piece.length;
-    if (piece.ticket) {
+    if (piece.in_place) {
+      header.placement = *piece.in_place;
+      arena_->CountSentInPlace(payload.size());
+    } else if (piece.ticket) {
       header.placement = arena_->Put(*piece.ticket, payload);
     } else {
       header.checksum = Checksum(payload);
@@ -171,19 +183,38 @@ uint64_t SendQueue::Wrote(size_t bytes, std::vector<Channel::Completion>& finish
     ++frames;
     if (piece.ticket) queued_bytes_.fetch_sub(piece.length, std::memory_order_relaxed);
     if (!piece.last) continue;
-    finished.push_back(std::move(piece.message->done));
     MutexLock lock(&mutex_);
-    FreeSlot(piece.slot);
+    piece.message->written = true;
+    FinishIfDone(piece.slot, finished);
   }
   return frames;
 }
 
-void SendQueue::Close(const absl::Status& cause, std::vector<Channel::Completion>& unfinished) {
+void SendQueue::FinishIfDone(uint32_t slot, std::vector<Channel::Completion>& finished) {
+  Message& message = slots_[slot];
+  if (!message.written || message.held > 0) return;
+  finished.push_back(std::move(message.done));
+  FreeSlot(slot);
+}
+
+void SendQueue::Returned(uint64_t tickets, std::vector<Channel::Completion>& finished) {
+  MutexLock lock(&mutex_);
+  for (; tickets != 0; tickets &= tickets - 1) {
+    const std::optional<uint32_t> slot =
+        std::exchange(holders_[static_cast<size_t>(std::countr_zero(tickets))], std::nullopt);
+    if (!slot) continue;
+    --slots_[*slot].held;
+    FinishIfDone(*slot, finished);
+  }
+}
+
+void SendQueue::Close(const absl::Status& cause, std::vector<Channel::Completion>& unfinished,
+                      std::vector<Channel::Completion>& held) {
   MutexLock lock(&mutex_);
   if (!closed_.ok()) return;
   closed_ = cause;
   for (Message& message : slots_) {
-    if (message.used) unfinished.push_back(std::move(message.done));
+    if (message.used) (message.held > 0 ? held : unfinished).push_back(std::move(message.done));
   }
   heap_.clear();
   slots_.clear();

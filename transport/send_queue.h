@@ -50,15 +50,22 @@ class SendQueue {
   // What Gather gave is written whole; control frames come before what is gathered next.
   bool AtBatchEnd() const { return part_begin_ == part_end_ && control_.size() < kMaxControl; }
 
+  bool control_waits() const { return !control_.empty(); }
+
   // What is to be written next; empty when nothing waits. The same bytes until Wrote.
   std::span<const iovec> Gather() EXCLUDES(mutex_);
   // The first `bytes` of what Gather gave are written. Adds the completions of messages that are
   // now written whole, and returns how many frames are.
   uint64_t Wrote(size_t bytes, std::vector<Channel::Completion>& finished) EXCLUDES(mutex_);
 
-  // Refuses every later Push with `cause`; adds the completions of all messages not yet written.
-  void Close(const absl::Status& cause, std::vector<Channel::Completion>& unfinished)
-      EXCLUDES(mutex_);
+  // The peer is done with what these tickets were for; adds the completions of messages that waited
+  // for it.
+  void Returned(uint64_t tickets, std::vector<Channel::Completion>& finished) EXCLUDES(mutex_);
+
+  // Refuses every later Push with `cause`; adds the completions of all messages not yet written,
+  // and to `held` those of messages that the peer may still read where they are.
+  void Close(const absl::Status& cause, std::vector<Channel::Completion>& unfinished,
+             std::vector<Channel::Completion>& held) EXCLUDES(mutex_);
 
   // Headers and payloads accepted and not yet written.
   uint64_t queued_bytes() const { return queued_bytes_.load(std::memory_order_relaxed); }
@@ -69,6 +76,8 @@ class SendQueue {
     std::span<const std::byte> payload;
     Channel::Completion done;
     uint64_t next_offset = 0;  // of the next piece to be cut
+    uint32_t held = 0;         // tickets of pieces that the peer reads where they are
+    bool written = false;
     bool used = false;
   };
   struct Waiting {
@@ -85,7 +94,9 @@ class SendQueue {
     uint64_t offset = 0;
     uint32_t length = 0;
     bool last = false;
-    std::optional<uint32_t> ticket = std::nullopt;  // its payload goes into the arena
+    // Its payload goes into the arena, or is in it already.
+    std::optional<uint32_t> ticket = std::nullopt;
+    std::optional<Placement> in_place = std::nullopt;
     size_t unwritten = 0;
   };
 
@@ -94,6 +105,7 @@ class SendQueue {
   void EncodeBatch();
   uint32_t TakeSlot() REQUIRES(mutex_);
   void FreeSlot(uint32_t slot) REQUIRES(mutex_);
+  void FinishIfDone(uint32_t slot, std::vector<Channel::Completion>& finished) REQUIRES(mutex_);
 
   const uint64_t max_bytes_;
   std::atomic<uint64_t> queued_bytes_ = 0;
@@ -108,6 +120,7 @@ class SendQueue {
   // I/O thread only.
   std::shared_ptr<ArenaLink> arena_;
   std::vector<FrameHeader> control_;
+  std::array<std::optional<uint32_t>, ArenaLink::kTickets> holders_;  // slot of who waits for it
   // The batch.
   std::array<Piece, kMaxBatchPieces> pieces_;
   size_t piece_begin_ = 0;

@@ -14,4 +14,8 @@ absl::Status SystemError(int error, const std::string& what) {
   return absl::UnavailableError(message);
 }
 
+bool WouldBlock(int error) {
+  return error == EAGAIN || error == EWOULDBLOCK || error == ENOBUFS || error == ENOMEM;
+}
+
 }  // namespace paceline

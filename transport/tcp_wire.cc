@@ -49,10 +49,6 @@ void SetUp(int fd, uint32_t user_timeout_ms) {
   SetOption(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
 }
 
-bool WouldBlock(int error) {
-  return error == EAGAIN || error == EWOULDBLOCK || error == ENOBUFS || error == ENOMEM;
-}
-
 msghdr MessageOf(std::span<const iovec> parts) {
   msghdr message{};
   message.msg_iov = const_cast<iovec*>(parts.data());

@@ -54,14 +54,14 @@ void TransportCore::Accept(const Acceptance& acceptance, const std::string& who,
                                       shared_->options.max_connections, " are open"));
     return;
   }
-  auto connection =
-      Connection::Accepted({.shared = shared_,
-                            .io = io,
-                            .wire = *std::move(wire),
-                            .sink = acceptance.sink,
-                            .arena = acceptance.local ? ArenaLink::Accepting() : nullptr,
-                            .reason = acceptance.local ? "same host" : ""},
-                           acceptance.keys, acceptance.listener, acceptance.offer);
+  auto connection = Connection::Accepted(
+      {.shared = shared_,
+       .io = io,
+       .wire = *std::move(wire),
+       .sink = acceptance.sink,
+       .arena = acceptance.local ? ArenaLink::Accepting(shared_->options.max_arena_bytes) : nullptr,
+       .reason = acceptance.local ? "same host" : ""},
+      acceptance.keys, acceptance.listener, acceptance.offer);
   io->Post([connection] { connection->Start(); });
 }
 
@@ -129,7 +129,7 @@ TransportCore::Attempt TransportCore::TryStream(const Call& call, const MakeWire
 
 TransportCore::Attempt TransportCore::TryLocal(const Call& call, const LocalOffer& offer,
                                                const Ways& ways) {
-  absl::StatusOr<std::shared_ptr<ArenaLink>> arena = ArenaLink::Dialing();
+  absl::StatusOr<std::shared_ptr<ArenaLink>> arena = ArenaLink::Dialing(shared_->heap);
   if (!arena.ok()) return {.channel = arena.status()};
   const MakeWire way = [&](IoThread& io) { return ways.local(io, offer); };
   return TryOnce(call, way, {.arena = *std::move(arena), .reason = "same host"});

@@ -20,7 +20,7 @@
 namespace paceline {
 namespace {
 
-constexpr int kBacklog = 512;
+constexpr int kLocalBacklog = 512;
 // One comes with a frame; what is beyond is closed unseen.
 constexpr size_t kMaxDescriptors = 4;
 
@@ -63,10 +63,6 @@ void TakeDescriptorsOf(msghdr& message, std::vector<FileDescriptor>& taken) {
       if (taken.size() < kMaxDescriptors) taken.push_back(std::move(descriptor));
     }
   }
-}
-
-bool WouldBlock(int error) {
-  return error == EAGAIN || error == EWOULDBLOCK || error == ENOBUFS || error == ENOMEM;
 }
 
 }  // namespace
@@ -164,7 +160,8 @@ absl::StatusOr<LocalSocket> ListenLocally() {
   if (bind(made.socket.get(), at.get(), at.length) != 0) {
     return SystemError(errno, "Unix socket: bind");
   }
-  if (listen(made.socket.get(), kBacklog) != 0) return SystemError(errno, "Unix socket: listen");
+  if (listen(made.socket.get(), kLocalBacklog) != 0)
+    return SystemError(errno, "Unix socket: listen");
   return made;
 }
 
