@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "common/base/check.h"
@@ -434,6 +435,19 @@ void OwnerLinks::TellOfOutages() {
   for (const Outage& outage : outages) {
     listener_->OnLinkDown(outage.peer, outage.since, outage.cause);
   }
+}
+
+std::shared_ptr<std::byte[]> OwnerLinks::Allocate(size_t bytes) const {
+  MutexLock lock(&mutex_);
+  std::shared_ptr<Channel> best;
+  for (const auto& [node, link] : links_) {
+    if (link.channel == nullptr) continue;
+    if (best == nullptr || link.channel->transport() == "shm") best = link.channel;
+  }
+  if (best != nullptr) return best->Allocate(bytes);
+  constexpr std::align_val_t kAlignment{64};
+  return {static_cast<std::byte*>(::operator new[](bytes, kAlignment)),
+          [](std::byte* memory) { ::operator delete[](memory, kAlignment); }};
 }
 
 std::string OwnerLinks::Describe(NodeId owner) const {

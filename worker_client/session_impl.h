@@ -41,6 +41,7 @@ class SessionImpl final : public Session, public OwnerLinks::Listener {
   absl::StatusOr<TensorId> RegisterTensor(const TensorSpec& spec) override;
   absl::Status Init(TensorId tensor, std::span<const float> values) override;
   absl::Status WaitReady() override;
+  absl::StatusOr<std::shared_ptr<float[]>> AllocateTensor(TensorId tensor) override;
   absl::StatusOr<OperationHandle> PushPull(TensorId tensor, std::span<const float> gradient,
                                            std::span<float> weights,
                                            const OperationOptions& options) override;

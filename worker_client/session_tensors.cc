@@ -117,6 +117,21 @@ absl::StatusOr<NodeReply> SessionImpl::AwaitPlacement(const RegisterTensorsReque
   }
 }
 
+absl::StatusOr<std::shared_ptr<float[]>> SessionImpl::AllocateTensor(TensorId tensor) {
+  PACELINE_RETURN_IF_ERROR(WaitReady());
+  uint64_t elements = 0;
+  {
+    MutexLock lock(&mutex_);
+    if (tensor.value() >= tensors_.size()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "tensor ", tensor.value(), " was never registered; call RegisterTensor first"));
+    }
+    elements = tensors_[tensor.value()].spec.elements();
+  }
+  const std::shared_ptr<std::byte[]> memory = links_->Allocate(elements * sizeof(float));
+  return std::shared_ptr<float[]>(memory, reinterpret_cast<float*>(memory.get()));
+}
+
 absl::Status SessionImpl::RegisterBatch(const std::vector<uint32_t>& batch) {
   RegisterTensorsRequest request;
   {

@@ -161,6 +161,9 @@ class LocalSession final : public Session {
     return absl::OkStatus();
   }
   absl::Status WaitReady() override { return absl::OkStatus(); }
+  absl::StatusOr<std::shared_ptr<float[]>> AllocateTensor(TensorId tensor) override {
+    return std::shared_ptr<float[]>(new float[weights_[tensor.value()].size()]);
+  }
   absl::StatusOr<OperationHandle> PushPull(TensorId tensor, std::span<const float> gradient,
                                            std::span<float> weights,
                                            const OperationOptions& options) override {
