@@ -28,7 +28,7 @@
 namespace paceline {
 namespace {
 
-constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
+constexpr int kBothSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 
 class ArenaTest : public testing::Test {
  protected:
@@ -141,16 +141,16 @@ TEST_F(ArenaTest, MemoryThatCouldBeCutOffOrRunOutIsRefused) {
   for (const int seals : {0, F_SEAL_SHRINK, F_SEAL_GROW}) {
     ExpectRefused(Memory(bytes, seals).get(), {Announcement()}, "not sealed");
   }
-  ExpectRefused(Memory(bytes - 1, kSizeSeals).get(), {Announcement()}, "has 33554431");
-  ExpectRefused(Memory(0, kSizeSeals).get(), {Announcement()}, "has 0");
+  ExpectRefused(Memory(bytes - 1, kBothSeals).get(), {Announcement()}, "has 33554431");
+  ExpectRefused(Memory(0, kBothSeals).get(), {Announcement()}, "has 0");
   const FileDescriptor null(open("/dev/null", O_RDWR | O_CLOEXEC));
   ExpectRefused(null.get(), {Announcement()}, "not sealed");
-  ExpectRefused(Memory(bytes, kSizeSeals).get(), {Announcement(bytes - 1)}, "33554431 bytes");
-  ExpectRefused(Memory(bytes, kSizeSeals).get(), {Announcement(bytes, 2)}, "number 2");
-  ExpectRefused(Memory(bytes, kSizeSeals).get(), {Announcement(), Announcement()}, "not number 2");
+  ExpectRefused(Memory(bytes, kBothSeals).get(), {Announcement(bytes - 1)}, "33554431 bytes");
+  ExpectRefused(Memory(bytes, kBothSeals).get(), {Announcement(bytes, 2)}, "number 2");
+  ExpectRefused(Memory(bytes, kBothSeals).get(), {Announcement(), Announcement()}, "not number 2");
   ExpectRefused(-1, {Announcement()}, "no descriptor");
   const absl::Status read_only =
-      CauseAfter(Memory(bytes, kSizeSeals | F_SEAL_WRITE).get(), {Announcement()});
+      CauseAfter(Memory(bytes, kBothSeals | F_SEAL_WRITE).get(), {Announcement()});
   EXPECT_TRUE(absl::IsPermissionDenied(read_only)) << read_only;
   EXPECT_EQ(sink_.Frames(), 0u);
   ExpectOthersWork();
@@ -160,7 +160,7 @@ TEST_F(ArenaTest, PagesThatAreNotOrdinaryMemoryAreRefused) {
   FileDescriptor fd(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB));
   if (!fd.valid()) return;  // this system has none to offer
   ASSERT_EQ(ftruncate(fd.get(), ArenaLink::kArenaBytes), 0);
-  ASSERT_EQ(fcntl(fd.get(), F_ADD_SEALS, kSizeSeals), 0);
+  ASSERT_EQ(fcntl(fd.get(), F_ADD_SEALS, kBothSeals), 0);
   ExpectRefused(fd.get(), {Announcement()}, "not ordinary memory");
 }
 
@@ -173,7 +173,7 @@ TEST_F(ArenaTest, TheSizeOfAnArenaCannotChange) {
 }
 
 TEST_F(ArenaTest, PlacesOutsideAndTicketsThatAreOutEndTheChannel) {
-  const FileDescriptor memory = Memory(ArenaLink::kArenaBytes, kSizeSeals);
+  const FileDescriptor memory = Memory(ArenaLink::kArenaBytes, kBothSeals);
   const uint64_t half = ArenaLink::kHalfBytes;
   const auto refused = [&](const Placement& at, uint32_t length, const std::string& words) {
     ExpectRefused(memory.get(), {Announcement(), Placed(at, length)}, words);
@@ -201,7 +201,7 @@ TEST_F(ArenaTest, PlacesOutsideAndTicketsThatAreOutEndTheChannel) {
 TEST_F(ArenaTest, ATicketIsUsedAgainOnlyOnceItWasGivenBack) {
   sink_.in_place = true;
   sink_.keep = true;
-  const FileDescriptor memory = Memory(ArenaLink::kArenaBytes, kSizeSeals);
+  const FileDescriptor memory = Memory(ArenaLink::kArenaBytes, kBothSeals);
   ExpectRefused(memory.get(), {Announcement(), Placed({.arena = 1}), Placed({.arena = 1})},
                 "ticket 0 is out already");
   sink_.monitor.Change([&] { sink_.kept.clear(); });
@@ -401,7 +401,7 @@ TEST_F(ArenaTest, MemoryThatWasGivenBackIsUsedAgain) {
 }
 
 TEST_F(ArenaTest, HeapArenasOfAPeerAreBoundedAndComeInOrder) {
-  const FileDescriptor channel = Memory(ArenaLink::kArenaBytes, kSizeSeals);
+  const FileDescriptor channel = Memory(ArenaLink::kArenaBytes, kBothSeals);
   const auto refused = [&](const FileDescriptor& heap, const std::vector<std::byte>& frame,
                            const std::string& words) {
     const size_t before = sink_.monitor.Read([&] { return sink_.closed.size(); });
@@ -416,7 +416,7 @@ TEST_F(ArenaTest, HeapArenasOfAPeerAreBoundedAndComeInOrder) {
     EXPECT_NE(std::string(sink_.Cause(before).message()).find(words), std::string::npos)
         << sink_.Cause(before);
   };
-  const FileDescriptor heap = Memory(1 << 20, kSizeSeals);
+  const FileDescriptor heap = Memory(1 << 20, kBothSeals);
   refused(heap, Announcement(uint64_t{1} << 50, 2), "at most 17179869184");
   refused(heap, Announcement(~uint64_t{0}, 2), "at most 17179869184");
   refused(heap, Announcement(1 << 20, 3), "number 3");
