@@ -36,7 +36,7 @@ DEFAULT_CASES = [
     for tensors in ("25x1M", "resnet50")
     for workers in (1, 2, 4)
     for transport in ("shm", "tcp")
-] + [
+] + ["25x1M/shm-arena/2w1s", "resnet50/shm-arena/2w1s"] + [
     f"{tensors}/{transport}/2w1s" for tensors in ("200x4KiB", "1000x400B") for transport in ("shm", "tcp")
 ]
 
@@ -224,7 +224,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bin", default="build/release", help="a build folder")
     parser.add_argument("--mxnet-python", required=True, help="a Python that has mxnet==1.9.1")
-    parser.add_argument("--case", action="append", help="TENSORS/shm|tcp/WwSs; default: all")
+    parser.add_argument("--case", action="append", help="TENSORS/shm|shm-arena|tcp/WwSs; default: all")
     parser.add_argument("--blocks", type=int, default=7, help="turns of each side")
     parser.add_argument("--block-bytes", type=int, default=2_000_000_000)
     parser.add_argument("--output", default="build/bench/transfer.jsonl")

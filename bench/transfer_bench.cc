@@ -2,18 +2,22 @@
 // back, for compare_mxnet.py. Started by `pacelinectl run`, so that all that a real job passes
 // through is in what is measured.
 //
-//   transfer_bench TENSORS TRANSPORT ROUNDS BLOCKS [OPTIMIZER-ON]
+//   transfer_bench TENSORS TRANSPORT ROUNDS BLOCKS
 //
-// TRANSPORT: shm (chosen by itself, and checked) or tcp. For each block of ROUNDS rounds it prints
+// TRANSPORT: shm (chosen by itself, and checked), shm-arena (the same with buffers of
+// Session::AllocateTensor) or tcp. For each block of ROUNDS rounds it prints
 // "block SECONDS" after "begin"/"end" marks, each on a line of its own; after "ready" it waits for
 // a line on the file that PACELINE_BENCH_GO names to appear, so that what is compared runs in turn.
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -34,18 +38,23 @@ namespace {
 struct Arguments {
   std::string tensors;
   bool shared_memory = true;
+  bool arena = false;
   int rounds = 0;
   int blocks = 0;
 };
 
 absl::StatusOr<Arguments> Parse(int argc, char** argv) {
   const auto usage = [] {
-    return absl::InvalidArgumentError("usage: transfer_bench TENSORS shm|tcp ROUNDS BLOCKS");
+    return absl::InvalidArgumentError(
+        "usage: transfer_bench TENSORS shm|shm-arena|tcp ROUNDS BLOCKS");
   };
   if (argc != 5) return usage();
   Arguments out;
   out.tensors = argv[1];
-  out.shared_memory = std::string_view(argv[2]) == "shm";
+  const std::string_view transport(argv[2]);
+  out.arena = transport == "shm-arena";
+  out.shared_memory = out.arena || transport == "shm";
+  if (!out.shared_memory && transport != "tcp") return usage();
   out.rounds = std::atoi(argv[3]);
   out.blocks = std::atoi(argv[4]);
   if (TensorList(out.tensors).empty() || out.rounds < 1 || out.blocks < 1) return usage();
@@ -69,8 +78,9 @@ absl::StatusOr<std::unique_ptr<Session>> Connect(const WorkerConfig& config, boo
 
 struct Tensor {
   TensorId id;
-  std::vector<float> gradient;
-  std::vector<float> sum;
+  std::shared_ptr<float[]> memory[2];
+  std::span<float> gradient;
+  std::span<float> sum;
 };
 
 absl::Status Round(Session& session, std::vector<Tensor>& tensors) {
@@ -81,17 +91,31 @@ absl::Status Round(Session& session, std::vector<Tensor>& tensors) {
   return session.AtStepBoundary();
 }
 
-absl::StatusOr<std::vector<Tensor>> Register(Session& session, const std::string& list) {
+absl::StatusOr<std::vector<Tensor>> Register(Session& session, const Arguments& arguments) {
   std::vector<Tensor> tensors;
-  for (const size_t elements : TensorList(list)) {
+  for (const size_t elements : TensorList(arguments.tensors)) {
     TensorSpec spec;
     spec.name = "tensor-" + std::to_string(tensors.size());
     spec.shape = {elements};
     PACELINE_ASSIGN_OR_RETURN(const TensorId id, session.RegisterTensor(spec));
     PACELINE_RETURN_IF_ERROR(session.Init(id, std::vector<float>(elements, 0.0f)));
-    tensors.push_back({id, std::vector<float>(elements, 1.0f), std::vector<float>(elements)});
+    tensors.push_back({.id = id, .memory = {}, .gradient = {}, .sum = {}});
   }
   PACELINE_RETURN_IF_ERROR(session.WaitReady());
+  const std::vector<size_t> sizes = TensorList(arguments.tensors);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    Tensor& tensor = tensors[i];
+    for (std::shared_ptr<float[]>& memory : tensor.memory) {
+      if (arguments.arena) {
+        PACELINE_ASSIGN_OR_RETURN(memory, session.AllocateTensor(tensor.id));
+      } else {
+        memory = std::make_shared<float[]>(sizes[i]);
+      }
+    }
+    tensor.gradient = {tensor.memory[0].get(), sizes[i]};
+    tensor.sum = {tensor.memory[1].get(), sizes[i]};
+    std::fill(tensor.gradient.begin(), tensor.gradient.end(), 1.0f);
+  }
   return tensors;
 }
 
@@ -105,6 +129,18 @@ absl::Status CheckSums(const Session& session, const std::vector<Tensor>& tensor
     }
   }
   return absl::OkStatus();
+}
+
+// An arena of shared memory is mapped just when a link goes through one.
+absl::Status CheckTransport(bool shared_memory) {
+  std::ifstream maps("/proc/self/maps");
+  bool mapped = false;
+  for (std::string line; std::getline(maps, line);) {
+    mapped = mapped || line.find("/memfd:") != std::string::npos;
+  }
+  if (mapped == shared_memory) return absl::OkStatus();
+  return absl::FailedPreconditionError(mapped ? "shared memory is in use, which was not asked for"
+                                              : "no link goes through shared memory");
 }
 
 // Marks are for the process that compares; it counts processor time between them.
@@ -127,7 +163,8 @@ absl::Status Run(const Arguments& arguments) {
                             WorkerConfigFromEnvironment(Environment::FromProcess()));
   PACELINE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
                             Connect(config, arguments.shared_memory));
-  PACELINE_ASSIGN_OR_RETURN(std::vector<Tensor> tensors, Register(*session, arguments.tensors));
+  PACELINE_ASSIGN_OR_RETURN(std::vector<Tensor> tensors, Register(*session, arguments));
+  PACELINE_RETURN_IF_ERROR(CheckTransport(arguments.shared_memory));
   for (int i = 0; i < 3; ++i) PACELINE_RETURN_IF_ERROR(Round(*session, tensors));
   PACELINE_RETURN_IF_ERROR(CheckSums(*session, tensors));
   for (int block = 0; block < arguments.blocks; ++block) {
