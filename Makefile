@@ -10,7 +10,7 @@ FILES ?= $(shell git ls-files '*.cc')
 SDK_ROOT := build/sdk
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build run verify-quickstart test test-release test-sanitizers test-fuzz kill-test restart-test move-test checkpoint-kill-test punish lint format tidy dev bench hold-bench bench-mxnet sdk install clean
+.PHONY: help deps build run verify-quickstart test test-release test-sanitizers test-fuzz kill-test restart-test move-test checkpoint-kill-test punish lint format tidy dev bench hold-bench bench-mxnet bench-optimizer sdk install clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -121,6 +121,10 @@ bench-mxnet: build ## ours, MXNet's servers and bare sockets in turn; CASES="25x
 	$(MXNET_VENV)/bin/python -m pip install --quiet 'mxnet==1.9.1' 'numpy<1.24'
 	python3 bench/compare_mxnet.py --bin build/release \
 	  --mxnet-python $(CURDIR)/$(MXNET_VENV)/bin/python $(foreach case,$(CASES),--case $(case))
+
+bench-optimizer: build ## what an optimizer at the server costs, beside sums alone, in turn
+	cmake --build build/release --target transfer_bench memory_rate -j $(JOBS)
+	python3 bench/optimizer_cost.py --bin build/release $(foreach case,$(CASES),--case $(case))
 
 sdk: ## install programs, libraries and headers into build/sdk
 	cmake --preset release

@@ -2,8 +2,9 @@
 // back, for compare_mxnet.py. Started by `pacelinectl run`, so that all that a real job passes
 // through is in what is measured.
 //
-//   transfer_bench TENSORS TRANSPORT ROUNDS BLOCKS
+//   transfer_bench TENSORS TRANSPORT ROUNDS BLOCKS [OPTIMIZER]
 //
+// With an OPTIMIZER, of the owners, the new weights come back in place of the sums.
 // TRANSPORT: shm (chosen by itself, and checked), shm-arena (the same with buffers of
 // Session::AllocateTensor) or tcp. For each block of ROUNDS rounds it prints
 // "block SECONDS" after "begin"/"end" marks, each on a line of its own; after "ready" it waits for
@@ -41,14 +42,15 @@ struct Arguments {
   bool arena = false;
   int rounds = 0;
   int blocks = 0;
+  std::string optimizer;  // empty: none
 };
 
 absl::StatusOr<Arguments> Parse(int argc, char** argv) {
   const auto usage = [] {
     return absl::InvalidArgumentError(
-        "usage: transfer_bench TENSORS shm|shm-arena|tcp ROUNDS BLOCKS");
+        "usage: transfer_bench TENSORS shm|shm-arena|tcp ROUNDS BLOCKS [OPTIMIZER]");
   };
-  if (argc != 5) return usage();
+  if (argc != 5 && argc != 6) return usage();
   Arguments out;
   out.tensors = argv[1];
   const std::string_view transport(argv[2]);
@@ -57,6 +59,7 @@ absl::StatusOr<Arguments> Parse(int argc, char** argv) {
   if (!out.shared_memory && transport != "tcp") return usage();
   out.rounds = std::atoi(argv[3]);
   out.blocks = std::atoi(argv[4]);
+  if (argc == 6) out.optimizer = argv[5];
   if (TensorList(out.tensors).empty() || out.rounds < 1 || out.blocks < 1) return usage();
   return out;
 }
@@ -83,9 +86,11 @@ struct Tensor {
   std::span<float> sum;
 };
 
-absl::Status Round(Session& session, std::vector<Tensor>& tensors) {
+absl::Status Round(Session& session, std::vector<Tensor>& tensors, bool update) {
   for (Tensor& tensor : tensors) {
-    PACELINE_RETURN_IF_ERROR(session.Reduce(tensor.id, tensor.gradient, tensor.sum, {}).status());
+    const auto begun = update ? session.PushPull(tensor.id, tensor.gradient, tensor.sum, {})
+                              : session.Reduce(tensor.id, tensor.gradient, tensor.sum, {});
+    PACELINE_RETURN_IF_ERROR(begun.status());
   }
   PACELINE_RETURN_IF_ERROR(session.WaitAll());
   return session.AtStepBoundary();
@@ -163,22 +168,31 @@ absl::Status Run(const Arguments& arguments) {
                             WorkerConfigFromEnvironment(Environment::FromProcess()));
   PACELINE_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session,
                             Connect(config, arguments.shared_memory));
+  const bool update = !arguments.optimizer.empty();
+  if (update) {
+    PACELINE_RETURN_IF_ERROR(session->SetOptimizer({arguments.optimizer, {}}));
+  }
   PACELINE_ASSIGN_OR_RETURN(std::vector<Tensor> tensors, Register(*session, arguments));
   PACELINE_RETURN_IF_ERROR(CheckTransport(arguments.shared_memory));
-  for (int i = 0; i < 3; ++i) PACELINE_RETURN_IF_ERROR(Round(*session, tensors));
-  PACELINE_RETURN_IF_ERROR(CheckSums(*session, tensors));
+  for (int i = 0; i < 3; ++i) PACELINE_RETURN_IF_ERROR(Round(*session, tensors, update));
+  if (!update) {
+    PACELINE_RETURN_IF_ERROR(CheckSums(*session, tensors));
+  }
   for (int block = 0; block < arguments.blocks; ++block) {
     Say("ready");
     AwaitTurn(block);
-    PACELINE_RETURN_IF_ERROR(Round(*session, tensors));  // all are there
+    PACELINE_RETURN_IF_ERROR(Round(*session, tensors, update));  // all are there
     Say("begin");
     const auto began = std::chrono::steady_clock::now();
-    for (int i = 0; i < arguments.rounds; ++i) PACELINE_RETURN_IF_ERROR(Round(*session, tensors));
+    for (int i = 0; i < arguments.rounds; ++i)
+      PACELINE_RETURN_IF_ERROR(Round(*session, tensors, update));
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
     Say("end");
     Say(absl::StrCat("block ", took.count()));
   }
-  PACELINE_RETURN_IF_ERROR(CheckSums(*session, tensors));
+  if (!update) {
+    PACELINE_RETURN_IF_ERROR(CheckSums(*session, tensors));
+  }
   return session->Leave("the bench is over");
 }
 
