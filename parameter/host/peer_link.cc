@@ -25,12 +25,31 @@ Ticks PauseAfter(uint32_t tries) {
 }
 
 std::optional<Reach::Outage> Reach::Failed(Ticks now) {
+  Count(now);
+  lost_ = false;
+  return Word(now);
+}
+
+void Reach::Lost(Ticks now) {
+  Count(now);
+  lost_ = std::exchange(silent_, false);
+}
+
+std::optional<Reach::Outage> Reach::Opened(Ticks now) {
+  silent_ = true;
+  return lost_ ? Word(now) : std::nullopt;
+}
+
+void Reach::Count(Ticks now) {
   if (down_since_ == Ticks()) {
     down_since_ = now;
     next_word_ = now + kDownAfter;
     tries_ = 0;
   }
   next_try_ = now + PauseAfter(tries_++);
+}
+
+std::optional<Reach::Outage> Reach::Word(Ticks now) {
   if (now < next_word_) return std::nullopt;
   const bool first = next_word_ == down_since_ + kDownAfter;
   next_word_ = now + kDownAgainAfter;

@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "absl/status/statusor.h"
@@ -35,6 +36,9 @@ struct PeerLinkOptions {
 absl::StatusOr<std::shared_ptr<Channel>> Dial(const PeerLinkOptions& options, JobId job,
                                               const ServerInfo& to, FrameSink* sink);
 
+// The cause of an outage of channels that were open.
+inline constexpr std::string_view kClosesEachTime = "it closes each connection at once";
+
 // 20 ms, doubled with each try up to a second.
 Ticks PauseAfter(uint32_t tries);
 
@@ -48,17 +52,22 @@ class Reach {
   Ticks next_try() const { return next_try_; }
   // No channel could be opened. The outage when it is to be told: after a second, then every two.
   std::optional<Outage> Failed(Ticks now);
-  // A channel that is lost before anything came through it is no better than none.
-  void Lost(Ticks now) { next_try_ = now + PauseAfter(tries_++); }
-  // Whatever is tried again from here on is another outage.
-  void Opened() { down_since_ = Ticks(); }
-  // It answered, or nobody wants to reach it any more.
+  // A channel was lost. Where nothing came through it, it was no better than none.
+  void Lost(Ticks now);
+  // A channel is open. The outage, to be told as above, when those before it were lost.
+  std::optional<Outage> Opened(Ticks now);
+  // It answered, or nobody wants to reach it any more: what comes is another outage.
   void Reset() { *this = Reach(); }
 
  private:
+  void Count(Ticks now);
+  std::optional<Outage> Word(Ticks now);
+
   Ticks next_try_;
   uint32_t tries_ = 0;
-  Ticks down_since_;  // 0: it is not
+  bool lost_ = false;    // the last channel was open, and nothing came through it
+  bool silent_ = false;  // nothing has come through this one yet
+  Ticks down_since_;     // 0: it is not
   Ticks next_word_;
 };
 

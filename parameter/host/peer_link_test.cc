@@ -34,8 +34,31 @@ TEST(ReachTest, AnOutageIsToldAfterASecondAndEveryTwo) {
     told_ms.push_back(outage->since.value() / 1'000'000);
   }
   EXPECT_THAT(told_ms, ElementsAre(1000, 3000, 5000));
-  reach.Opened();
+  EXPECT_FALSE(reach.Opened(Seconds(19)).has_value()) << "it is over, or so it seems";
+  reach.Reset();
   EXPECT_FALSE(reach.Failed(Seconds(20)).has_value()) << "the next outage begins";
+}
+
+// Its queue is full, or something between the two takes connections in its place.
+TEST(ReachTest, APeerThatTakesAChannelAndClosesItIsOutOfReach) {
+  Reach reach;
+  std::vector<int64_t> told_ms;
+  for (int i = 0; i <= 40; ++i) {
+    const Ticks now = Seconds(5) + Milliseconds(100 * i);
+    if (const auto outage = reach.Opened(now)) told_ms.push_back(outage->since.value() / 1'000'000);
+    reach.Lost(now);
+  }
+  EXPECT_THAT(told_ms, ElementsAre(1000, 3000));
+}
+
+TEST(ReachTest, AChannelThatCarriedSomethingIsNoOutageWhenItIsLost) {
+  Reach reach;
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_FALSE(reach.Opened(Seconds(10 * i + 1)).has_value()) << i;
+    reach.Reset();
+    reach.Lost(Seconds(10 * i + 9));
+    EXPECT_EQ(reach.next_try(), Seconds(10 * i + 9) + Milliseconds(20));
+  }
 }
 
 TEST(LinkThreadsTest, JoinsThoseThatRun) {

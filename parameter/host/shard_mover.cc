@@ -242,29 +242,20 @@ void ShardMover::Open(Link& link) {
     to = link.to;
   }
   auto channel = Dial(options_, link.at.first, to, this);
-  if (!channel.ok()) return NotOpened(link, channel.status());
-  {
-    MutexLock lock(&mutex_);
-    if (!link.gone && link.to == to) {
-      link.channel = *std::move(channel);
-      return;
-    }
-  }
-  (*channel)->Close(absl::CancelledError("nothing is to be given any more"));
-}
-
-void ShardMover::NotOpened(Link& link, const absl::Status& cause) {
   std::optional<Reach::Outage> outage;
-  std::string name;
+  bool wanted = false;
   {
     MutexLock lock(&mutex_);
-    if (link.gone || link.parcels.empty()) return;
-    outage = link.reach.Failed(Now());
-    name = link.to.name;
+    wanted = !link.gone && (channel.ok() ? link.to == to : !link.parcels.empty());
+    if (wanted && channel.ok()) link.channel = *channel;
+    if (wanted) outage = channel.ok() ? link.reach.Opened(Now()) : link.reach.Failed(Now());
+  }
+  if (!wanted && channel.ok()) {
+    (*channel)->Close(absl::CancelledError("nothing is to be given any more"));
   }
   if (!outage) return;
-  const std::string why(cause.message());
-  if (outage->first) LogWarning("mover", "chunks cannot be given to ", name, ": ", why);
+  const std::string why(channel.ok() ? kClosesEachTime : Std(channel.status().message()));
+  if (outage->first) LogWarning("mover", "chunks cannot be given to ", to.name, ": ", why);
   if (options_.on_link_down) options_.on_link_down(link.at.second, outage->since, why);
 }
 
@@ -422,8 +413,11 @@ void ShardMover::Lose(Link& link, const Channel* channel) {
   if (link.channel.get() != channel) return;
   link.channel.reset();
   const Ticks now = Now();
-  // A channel that opens and is lost before anything was taken is no better than none.
-  link.reach.Lost(now);
+  if (link.parcels.empty()) {
+    link.reach.Reset();
+  } else {
+    link.reach.Lost(now);
+  }
   for (const std::shared_ptr<Parcel>& parcel : link.parcels) parcel->Rewind(now);
   wake_.SignalAll();
 }

@@ -107,7 +107,6 @@ class ShardMover final : public FrameSink {
   std::optional<Ticks> NextPart(const Link& link, Ticks now) const REQUIRES(mutex_);
   uint64_t InFlight(const Link& link) const REQUIRES(mutex_);
   void Open(Link& link) EXCLUDES(mutex_);
-  void NotOpened(Link& link, const absl::Status& cause) EXCLUDES(mutex_);
   void EncodeNext(Link& link) EXCLUDES(mutex_);
   void SendParts(const std::shared_ptr<Link>& link) EXCLUDES(mutex_);
   void AddParts(Link& link, const std::shared_ptr<Parcel>& parcel, std::vector<Outgoing>* outgoing)

@@ -237,18 +237,16 @@ void VerdictLinks::Open(Link& link) {
   // `lead.owner` and `job` of a link never change.
   auto channel = Dial(options_, link.job, link.lead.owner, this);
   std::optional<Reach::Outage> outage;
+  bool gone = false;
   {
     MutexLock lock(&mutex_);
-    if (!link.gone && channel.ok()) {
-      link.channel = *std::move(channel);
-      link.reach.Opened();
-      return;
-    }
-    if (!link.gone) outage = link.reach.Failed(Now());
+    gone = link.gone;
+    if (!gone && channel.ok()) link.channel = *channel;
+    if (!gone) outage = channel.ok() ? link.reach.Opened(Now()) : link.reach.Failed(Now());
   }
-  if (channel.ok()) return CloseWith(*channel, "nothing is to be asked any more");
+  if (gone && channel.ok()) return CloseWith(*channel, "nothing is to be asked any more");
   if (!outage) return;
-  const std::string cause(channel.status().message());
+  const std::string cause(channel.ok() ? kClosesEachTime : Std(channel.status().message()));
   if (outage->first) {
     LogWarning("verdicts", "the lead owner ", link.lead.owner.name, " cannot be asked: ", cause);
   }
@@ -263,7 +261,11 @@ void VerdictLinks::OnClosed(Channel& channel, const absl::Status& /*cause*/) {
 void VerdictLinks::Lose(Link& link, const Channel* channel) {
   if (link.channel.get() != channel) return;
   link.channel.reset();
-  link.reach.Lost(Now());
+  if (link.pending.empty()) {
+    link.reach.Reset();
+  } else {
+    link.reach.Lost(Now());
+  }
   for (auto& [sequence, pending] : link.pending) pending.sent = false;
   wake_.SignalAll();
 }
