@@ -120,9 +120,9 @@ class Session {
   // Blocks until all registered tensors are placed, initialised and readable (first use does it).
   virtual absl::Status WaitReady() = 0;
 
-  // Memory for the elements of `tensor`, 64-byte aligned, values not set; freed with the pointer. To
-  // owners on this host what is sent from it is not moved at all, and the operation ends only once
-  // they have let go of it. Any other memory will do, too, and costs a copy.
+  // Memory for the elements of `tensor`, 64-byte aligned, values not set; freed with the pointer.
+  // To owners on this host what is sent from it is not moved at all, and the operation ends only
+  // once they have let go of it. Any other memory will do, too, and costs a copy.
   virtual absl::StatusOr<std::shared_ptr<float[]>> AllocateTensor(TensorId tensor) = 0;
 
   // Contributes `gradient` and receives the new weights into `weights`; both of the tensor's
