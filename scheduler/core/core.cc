@@ -241,8 +241,11 @@ void Core::Impl::Handle(WatchEvent& event) {
   session.heard = true;
   const NodeRecord& record = node(event.from.node);
   for (const auto& [id, job] : state_.jobs) {
+    // Who owned chunks may hold operations for one that is no longer to come.
     const bool concerned =
-        record.role == Role::kWorker ? record.job == id : OwnersOf(job).count(record.id) > 0;
+        record.role == Role::kWorker
+            ? record.job == id
+            : OwnersOf(job).count(record.id) > 0 || runtime(id).released.count(record.id) > 0;
     if (!concerned) continue;
     if (job.active()) {
       SendPlan(job, record.id);

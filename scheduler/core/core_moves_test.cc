@@ -251,6 +251,38 @@ TEST_F(MovesTest, TheOnlyServerCannotDrain) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kNotFound);
 }
 
+// What is sent to it for a chunk that it no longer has would wait there for ever.
+TEST_F(MovesTest, WhoOwnsNothingAnyMoreIsToldSoWhenItIsBack) {
+  StartTwo();
+  c.silent.insert(Server(1));
+  c.Operate(DrainServerRequest{"server-0", false});
+  const Plan moving = c.Received<PlanDirective>("server-0").back().plan;
+  ASSERT_FALSE(moving.moves.empty());
+  c.Feed(WatchClosedEvent{c.joined.at("server-0").self});
+  AckRequest arrived;
+  arrived.id = moving.move;
+  c.silent.clear();
+  c.Ask("server-1", arrived);
+  const auto now = [this] { return c.Job("mnist").generation; };
+  ASSERT_GT(now(), moving.generation);
+  EXPECT_EQ(c.Received<PlanDirective>("server-0").back().plan.generation, moving.generation);
+  c.Feed(WatchEvent{c.joined.at("server-0").self});
+  EXPECT_EQ(c.Received<PlanDirective>("server-0").back().plan.generation, now());
+  EXPECT_TRUE(c.Received<PlanDirective>("server-0").back().plan.moves.empty());
+
+  // Who has been restarted learns from its report that it knows the job.
+  c.RestartScheduler();
+  for (const char* name : {"server-0", "server-1"}) c.Feed(WatchEvent{c.joined.at(name).self});
+  const size_t told = c.Received<PlanDirective>("server-0").size();
+  ServerReport report;
+  report.jobs.emplace_back().job = moving.job;
+  c.Ask("server-0", report);
+  ASSERT_EQ(c.Received<PlanDirective>("server-0").size(), told + 1);
+  EXPECT_EQ(c.Received<PlanDirective>("server-0").back().plan.generation, now());
+  c.Ask("server-0", report);
+  EXPECT_EQ(c.Received<PlanDirective>("server-0").size(), told + 1) << "once";
+}
+
 TEST_F(MovesTest, ARestartedSchedulerGoesOnWithMoves) {
   StartTwo();
   c.silent.insert(c.joined.at("server-1").self.node);

@@ -215,7 +215,8 @@ void Core::Impl::On(const NodeRecord& from, RequestId request, ServerReport& bod
     JobRuntime& run = runtime(report.job);
     if (OwnersOf(it->second).count(server) == 0) {
       if (it->second.active()) {
-        run.released.insert(server);  // perhaps by an earlier scheduler
+        // By an earlier scheduler, whose last word to it may be lost.
+        if (run.released.insert(server).second) SendPlan(it->second, server);
       } else if (run.ending.count(server) == 0) {
         Send(server, EndJobDirective{report.job, false, it->second.reason});
       }
