@@ -210,16 +210,12 @@ void GroupTable::Learn(const std::vector<CoveredStep>& covered) {
   }
 }
 
-std::vector<GroupId> GroupTable::groups() const {
-  std::vector<GroupId> out;
-  for (const auto& [id, generations] : groups_) {
-    if (!generations.empty() && !generations.back().plan->members.empty()) out.push_back(id);
-  }
-  return out;
-}
-
 void GroupTable::CountLive() {
-  live_groups_ = std::max<uint32_t>(1, static_cast<uint32_t>(groups().size()));
+  live_groups_ = 0;
+  for (const auto& [id, generations] : groups_) {
+    if (!generations.empty() && !generations.back().plan->members.empty()) ++live_groups_;
+  }
+  live_groups_ = std::max(1u, live_groups_);
 }
 
 }  // namespace paceline

@@ -82,7 +82,6 @@ class GroupTable {
 
   // Groups with members: G of the staleness formulas, at least 1.
   uint32_t live_groups() const { return live_groups_; }
-  std::vector<GroupId> groups() const;
 
  private:
   // So many stay for repetitions of what was answered, and all whose steps are not over: while one

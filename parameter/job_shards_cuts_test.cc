@@ -92,6 +92,30 @@ TEST_F(CutOfAnOwner, UnusedSamplesBeyondTheCutAreNotInIt) {
   EXPECT_EQ(Discarded(owner_.shards.Report().workers), 9u);
 }
 
+// All of its members go over to another group after step 1, whose round waits for the cut.
+TEST_F(CutOfAnOwner, TheLastStepOfAGroupThatEndsGoesOnAfterTheCut) {
+  Update(0);
+  Boundary(0, 0, 0);
+  Boundary(1, 0, 0);
+  owner_.shards.CutCollect(Seconds(1), &owner_.replies);
+  Update(1);
+  owner_.replies.clear();
+  GroupPlan ended = PlanOfOwners({kA}, 1).groups.front();
+  ended.generation = ended.generation + GroupGeneration(1);
+  ended.activation_step = Step(2);
+  ended.members.clear();
+  CommitDirective commit;
+  commit.groups = {ended};
+  owner_.shards.Commit(commit, Seconds(1), &owner_.replies);
+  EXPECT_THAT(owner_.Statuses(), IsEmpty()) << "it is held";
+  absl::Status copied = absl::UnknownError("not yet");
+  owner_.shards.CutAt(
+      {{GroupId(0), Step(0)}}, [&](auto copies) { copied = copies.status(); }, Seconds(1),
+      &owner_.replies);
+  EXPECT_TRUE(copied.ok()) << copied;
+  EXPECT_THAT(owner_.Statuses(), SizeIs(2));
+}
+
 // A Reduce has no version that tells its pieces from those of a push of the lineage before.
 TEST_F(CutOfAnOwner, AReduceThatHasComeInPartWhenTheJobReturnsIsAnswered) {
   const Operation op = Of(OperationKind::kReduce, 0, 0);

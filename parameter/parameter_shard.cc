@@ -266,7 +266,10 @@ void ParameterShard::Release(Ticks now, Replies* replies) {
   for (const auto& held : std::exchange(held_unused_, {})) {
     Unused(held.group, held.member, held.through, held.samples);
   }
-  for (const GroupId group : groups_->groups()) Settle(group, now, replies);
+  // Of groups that have ended meanwhile, too: their last steps wait here.
+  std::set<GroupId> held;
+  for (const auto& [key, round] : rounds_) held.insert(key.group);
+  for (const GroupId group : held) Settle(group, now, replies);
 }
 
 Bytes ParameterShard::memory() const {
