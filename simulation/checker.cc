@@ -8,8 +8,6 @@
 namespace paceline::simulation {
 namespace {
 
-constexpr JobId kJob(1);  // one that begins after it ended is of no concern
-
 uint64_t Mix(uint64_t a, uint64_t b) {
   uint64_t state = a * 0x9E3779B97F4A7C15u + b;
   return SplitMix64(state);

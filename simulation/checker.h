@@ -15,6 +15,8 @@
 //  same bits       every reply to a round carries the same version and bits, also when it is
 //                  repeated and when it arrives
 //  version         grows by one per update, never goes back
+//  checkpoint      holds each chunk once, with exactly the rounds up to the cut's steps (under a
+//                  quorum perhaps without what one member sent to it alone)
 //  staleness       owners report the staleness that their updates had; it agrees with the formula
 //  understood      no owner refuses what a worker sends in good order (checked by the workers)
 //  ledger          drawn = applied + discarded + returned, at scheduler, owners and workers
@@ -33,6 +35,7 @@
 #include <utility>
 #include <vector>
 
+#include "parameter/chunk_snapshot.h"
 #include "parameter/operation.h"
 #include "parameter/verdict.h"
 #include "plan/events.h"
@@ -85,6 +88,8 @@ class Checker {
   void OnGivenAway(ChunkKey chunk) { ++chunks_[chunk].moves; }
   // By which a shard thread goes; told before the replies that follow from it.
   void OnVerdict(PushKey push, const Verdict& verdict);
+  // A manifest is written: `cut` says what it says, and these are the chunks of its parts.
+  void OnCheckpoint(const CutDirective& cut, const std::vector<RestoredChunk>& chunks);
   // What the owner of the lead chunk counted by now.
   void OnLeadReport(const JobAtServer& report);
 
@@ -102,6 +107,7 @@ class Checker {
   std::map<GroupId, Ticks> progress() const { return progress_; }
   uint64_t updates() const { return updates_; }
   uint64_t rounds() const { return rounds_; }
+  uint64_t checkpoints() const { return checkpoints_; }
 
  private:
   void OnLastSamples(const scheduler::Entry& entry);
@@ -123,11 +129,16 @@ class Checker {
     Step activation;
     uint32_t planned = 0;
   };
+  struct Past {
+    std::vector<float> weights;
+    std::vector<float> momentum;
+  };
   struct Chunk {
     bool known = false;
     std::vector<float> weights;
     std::vector<float> momentum;
     Version version;
+    std::map<Version, Past> past;  // from the newest checkpoint on; only where there are any
     std::map<Version, uint64_t> checksums;
     uint64_t moves = 0;
   };
@@ -157,6 +168,8 @@ class Checker {
   bool IsOfNow(const Reply& reply, const Answered& before) const;
   std::vector<const Reply*> InSum(const std::string& round,
                                   const std::vector<const Reply*>& replies);
+  bool CheckChunk(const CutDirective& cut, const RestoredChunk& restored);
+  void Remember(Chunk& chunk) const;
   void CheckWeights(const std::string& round, const Reply& reply, Chunk& chunk);
   void CheckReduce(const std::vector<const Reply*>& replies);
   bool Begin(Chunk& chunk, const Reply& reply);
@@ -194,6 +207,7 @@ class Checker {
   std::map<GroupId, Ticks> progress_;
   uint64_t updates_ = 0;
   uint64_t rounds_ = 0;
+  uint64_t checkpoints_ = 0;
   std::set<NodeRef> dead_;
   bool finished_ = false;  // the job
   std::vector<SampleRange> never_used_;

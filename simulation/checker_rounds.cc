@@ -228,6 +228,7 @@ bool Checker::Begin(Chunk& chunk, const Reply& reply) {
   chunk.momentum.assign(values.size(), 0.0f);
   if (reply.samples.value() > 0) --(chunk.version = reply.version).count;
   for (size_t i = 0; i < values.size(); ++i) chunk.weights[i] = InitialAt(*writer_, key, i);
+  Remember(chunk);
   if (reply.samples.value() == 0 && !SameBits(values, chunk.weights)) {
     Fail("weights", Text(key), " does not begin with the initial values of node ",
          writer_->value());
@@ -268,6 +269,7 @@ void Checker::Apply(Chunk& chunk, const std::vector<const Reply*>& in_sum,
     chunk.weights[i] = chunk.weights[i] - move;
   }
   ++chunk.version.count;
+  Remember(chunk);
 }
 
 void Checker::CheckReduce(const std::vector<const Reply*>& replies) {

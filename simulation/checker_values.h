@@ -14,6 +14,8 @@
 namespace paceline::simulation {
 
 inline constexpr ChunkKey kLead{};
+inline constexpr JobId kJob(1);  // one that begins after it ended is of no concern
+inline constexpr uint64_t kMostRemembered = 4096;  // elements of a tensor whose past is kept
 
 inline uint64_t Checksum(std::span<const float> values) {
   uint64_t sum = values.size();

@@ -40,6 +40,7 @@ ExploreResult Explore(const ExploreOptions& options, std::ostream& out) {
     total.balanced += result.balanced ? 1 : 0;
     total.events += result.events;
     total.updates += result.updates;
+    total.checkpoints += result.checkpoints;
     total.faults += result.faults;
     total.virtual_seconds += static_cast<double>(result.took.value()) / 1e9;
     if (!result.violation) continue;
@@ -49,8 +50,8 @@ ExploreResult Explore(const ExploreOptions& options, std::ostream& out) {
   }
   out << total.runs << " runs, " << total.failed.size() << " failed; " << total.balanced
       << " jobs finished with their books checked, " << total.updates << " updates, "
-      << total.faults << " faults, " << total.events << " events, "
-      << static_cast<uint64_t>(total.virtual_seconds) << " virtual seconds\n";
+      << total.checkpoints << " checkpoints, " << total.faults << " faults, " << total.events
+      << " events, " << static_cast<uint64_t>(total.virtual_seconds) << " virtual seconds\n";
   return total;
 }
 

@@ -26,6 +26,7 @@ struct ExploreResult {
   uint64_t balanced = 0;  // finished, with their books checked
   uint64_t events = 0;
   uint64_t updates = 0;
+  uint64_t checkpoints = 0;
   uint64_t faults = 0;
   double virtual_seconds = 0;
   std::vector<uint64_t> failed;  // seeds

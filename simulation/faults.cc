@@ -47,6 +47,7 @@ void Faults::Happen() {
       &Faults::JoinServer,    &Faults::JoinServer,       &Faults::DrainServer,
       &Faults::DrainServer,   &Faults::DrainServer,      &Faults::DrainServer,
       &Faults::DrainServer,   &Faults::DrainServer,      &Faults::CutLink,
+      &Faults::Checkpoint,
   };
   ++happened_;
   Disturb();
@@ -278,6 +279,11 @@ void Faults::CutLink() {
     if (needed) --away_;
     Disturb();
   });
+}
+
+void Faults::Checkpoint() {
+  world_->Trace("fault: a checkpoint is asked for");
+  cluster_->scheduler->Operate(CheckpointJobRequest{scenario_->job.name, "/asked-for"});
 }
 
 }  // namespace paceline::simulation

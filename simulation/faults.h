@@ -53,6 +53,7 @@ class Faults {
   void DrainServer();
   void LoseAnswers(SimServer* server);
   void CutLink();
+  void Checkpoint();
   void Restart(SimWorker* worker, Ticks delay);
   void Disturb() { disturbed_at_ = world_->now(); }
   // A worker that the job can do without; null when there is none.

@@ -30,7 +30,7 @@ class Simulation {
     for (uint32_t i = 0; i < scenario_.servers + scenario_.spare_servers; ++i) {
       cluster_.servers.push_back(std::make_unique<SimServer>(&world_, &scenario_, &options_.bugs,
                                                              &checker_, &scheduler_, &network_,
-                                                             absl::StrCat("server-", i)));
+                                                             &disk_, absl::StrCat("server-", i)));
       cluster_.servers.back()->find_server = [this](const std::string& name) {
         for (const auto& server : cluster_.servers) {
           if (server->name() == name) return server.get();
@@ -66,6 +66,7 @@ class Simulation {
     result.lines.assign(world_.lines().begin(), world_.lines().end());
     result.events = world_.events();
     result.updates = checker_.updates();
+    result.checkpoints = checker_.checkpoints();
     result.faults = faults_->happened();
     result.took = world_.now() - start;
     return result;
@@ -162,6 +163,7 @@ class Simulation {
   Checker checker_;
   SimScheduler scheduler_;
   Network network_;
+  SimDisk disk_;
   Cluster cluster_;
   std::unique_ptr<Faults> faults_;
   bool begun_ = false;  // the job

@@ -25,6 +25,7 @@ struct RunResult {
   std::vector<std::string> lines;
   uint64_t events = 0;
   uint64_t updates = 0;
+  uint64_t checkpoints = 0;
   uint32_t faults = 0;
   bool balanced = false;  // the job finished and its books were checked
   Ticks took;             // virtual

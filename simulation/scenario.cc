@@ -72,6 +72,11 @@ Scenario DrawScenario(Random& random) {
   s.spare_servers = static_cast<uint32_t>(random.Below(3));
   s.lost_parts = noise * static_cast<uint32_t>(random.Below(20'000));
   s.move_bytes = random.OneIn(2) ? 1 : 16u << 20;
+  if (!large && random.OneIn(2)) {
+    s.job.checkpoint_every_steps = random.Between(3, 20);
+    s.job.checkpoint_dir = "/checkpoints";
+    s.job.checkpoint_keep = static_cast<uint32_t>(random.Between(1, 3));
+  }
   return s;
 }
 
@@ -84,6 +89,9 @@ std::string Describe(const Scenario& s) {
       s.job.deterministic ? ", deterministic" : "", s.reduces ? ", reduces" : "",
       s.job.quorum == 0 ? std::string()
                         : absl::StrCat(", quorum ", s.job.quorum, " ", Absl(Name(s.job.late))),
+      s.job.checkpoint_every_steps == 0
+          ? std::string()
+          : absl::StrCat(", a checkpoint each ", s.job.checkpoint_every_steps, " steps"),
       ", failure timeout ", s.job.failure_timeout_ms, " ms, ", s.faults, " faults");
 }
 

@@ -73,7 +73,8 @@ void SimServer::OnKill() {
   outbox_.clear();
   asked_.clear();
   askers_.clear();
-  report_due_ = calling_ = false;
+  report_due_ = calling_ = cutting_ = false;
+  disk_free_at_ = Ticks();
   lanes_.reset();
   network_->BreakAllOf(this);
 }
@@ -115,7 +116,10 @@ void SimServer::MakeMover() {
 void SimServer::OpenWatch() {
   stream_ = scheduler_->Watch(
       this, self_, [this](const Directive& directive) { OnDirective(directive); },
-      [this](const absl::Status&) { After(kPause, [this] { OpenWatch(); }); });
+      [this](const absl::Status&) {
+        ReleaseCuts();
+        After(kPause, [this] { OpenWatch(); });
+      });
 }
 
 // ---- Calls to the scheduler -------------------------------------------------------------------
@@ -284,8 +288,6 @@ void SimServer::Apply(const SealedDirective& directive) {
       },
       nullptr);
 }
-
-void SimServer::Apply(const CutDirective&) {}
 
 void SimServer::Apply(const EndJobDirective&) {
   mover_->Forget();

@@ -20,6 +20,7 @@
 #include "simulation/checker.h"
 #include "simulation/network.h"
 #include "simulation/scenario.h"
+#include "simulation/sim_disk.h"
 #include "simulation/sim_mover.h"
 #include "simulation/sim_scheduler.h"
 
@@ -28,13 +29,14 @@ namespace paceline::simulation {
 class SimServer final : public FrameTaker {
  public:
   SimServer(World* world, const Scenario* scenario, const Bugs* bugs, Checker* checker,
-            SimScheduler* scheduler, Network* network, const std::string& name)
+            SimScheduler* scheduler, Network* network, SimDisk* disk, const std::string& name)
       : FrameTaker(world, name),
         scenario_(scenario),
         bugs_(bugs),
         checker_(checker),
         scheduler_(scheduler),
-        network_(network) {}
+        network_(network),
+        disk_(disk) {}
 
   NodeRef self() const { return self_; }
   // Where another owner is; set before the first Start.
@@ -81,6 +83,14 @@ class SimServer final : public FrameTaker {
   void Apply(const FenceDirective& directive);
   void Apply(const SealedDirective& directive);
   void Apply(const CutDirective& directive);
+  // sim_server_cuts.cc
+  void PostToDisk(std::function<void()> task);
+  void AbortCuts();
+  void ReleaseCuts();
+  void Collect(const CutDirective& cut);
+  void CopyAt(const CutDirective& cut);
+  void WritePart(const CutDirective& cut, std::vector<ChunkSnapshot> chunks);
+
   void Apply(const RecallSamplesDirective&) {}
   void Apply(const RemoveDirective&) {}
   void Apply(const EndJobDirective& directive);
@@ -119,6 +129,7 @@ class SimServer final : public FrameTaker {
   Checker* const checker_;
   SimScheduler* const scheduler_;
   Network* const network_;
+  SimDisk* const disk_;
 
   // Of one life.
   NodeRef self_;
@@ -133,6 +144,8 @@ class SimServer final : public FrameTaker {
   bool report_due_ = false;
   bool calling_ = false;
   bool ended_ = false;
+  bool cutting_ = false;  // a cut may hold later steps
+  Ticks disk_free_at_;
   std::map<uint64_t, std::pair<uint32_t, OutgoingQuestion>> asked_;  // by token; of which lane
   struct Asker {
     SimServer* server;
