@@ -61,7 +61,7 @@ void SimScheduler::OnStart() {
   CoreOptions options;
   options.failure_timeout_ms = 5000;
   options.limits.move_bytes = scenario_->move_bytes;
-  options.limits.move_outage = Milliseconds(1500);
+  options.limits.move_outage = Milliseconds(1000);
   options.limits.move_avoidance = Seconds(5);
   core_ = std::make_unique<Core>(options);
   const absl::Status recovered = core_->Recover(journal_.durable());

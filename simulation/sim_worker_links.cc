@@ -179,7 +179,8 @@ void SimWorker::Settle(const OpPtr& op, const DataReply& reply) {
     const bool ended = reply.group_generation == GroupGeneration(0);
     const bool past = mine.group != group_->current().id;
     const bool without = group_->IsWithoutSelf(reply.group_generation);
-    if (past || ended || (without && group_->goes_over())) return LeaveBehind(op, reply);
+    const bool out = without || reply.group_generation == mine.group_generation;
+    if (past || ended || (out && group_->goes_over())) return LeaveBehind(op, reply);
     if (without) return Fail("its group goes on without it");
   }
   switch (reply.reply.status) {

@@ -213,7 +213,9 @@ std::optional<Ticks> SessionImpl::Settle(Pending& pending, ChunkOp& op,
     const bool ended = reply.group_generation == GroupGeneration(0);
     const bool without = group_->IsWithoutSelf(reply.group_generation);
     const bool past = op.header.group != group_->current().id;
-    if (past || ended || (without && group_->goes_over())) return LeaveBehind(pending, op);
+    // Of just the generation that holds there: this worker is not in it, whatever it has missed.
+    const bool out = without || reply.group_generation == op.header.group_generation;
+    if (past || ended || (out && group_->goes_over())) return LeaveBehind(pending, op);
     if (reply.group == op.header.group && without) {
       const absl::Status left = absl::FailedPreconditionError(absl::StrCat(
           "worker '", options_.worker_name, "' has left its group, which goes on without it"));
