@@ -135,6 +135,30 @@ TEST_F(CutOfAnOwner, AReduceThatHasComeInPartWhenTheJobReturnsIsAnswered) {
   EXPECT_THAT(owner_.Statuses(), ElementsAre(OperationStatus::kOk, OperationStatus::kOk));
 }
 
+// The other member may have had its answers before, and wait in another round of this step.
+TEST_F(CutOfAnOwner, OneThatHasNotAdoptedTheNewLineageWaitsForNobody) {
+  Update(0);
+  owner_.Apply(Restoring(2, 1));
+  Load(1, 4);
+  owner_.replies.clear();
+  Operation nothing = Of(OperationKind::kPushPull, 0, 1);
+  nothing.samples = Samples(0);
+  nothing.total_bytes = 0;
+  Operation sum = Of(OperationKind::kReduce, 0, 1);
+  sum.ordinal = Ordinal(1);
+  nothing.base = sum.base = {0, 0};
+  owner_.Send(nothing, Piece{});
+  owner_.Send(sum, Ones());
+  EXPECT_THAT(owner_.Statuses(),
+              ElementsAre(OperationStatus::kDiscarded, OperationStatus::kDiscarded));
+  EXPECT_EQ(Discarded(owner_.shards.Report().workers), 0u);
+  nothing.base = {1, 0};
+  nothing.step = nothing.origin_step = Step(2);
+  nothing.sequence = Sequence(++sequence_);
+  owner_.Send(nothing, Piece{});
+  EXPECT_THAT(owner_.Statuses(), IsEmpty()) << "of the new one it takes part in the round";
+}
+
 TEST_F(CutOfAnOwner, CountsOfTheLineageBeforeAreNotReportedAsOfTheNew) {
   Update(0);
   ASSERT_EQ(owner_.shards.Report().updates, 1u);

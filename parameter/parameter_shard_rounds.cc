@@ -62,6 +62,8 @@ OperationStatus ParameterShard::Check(const Operation& operation) const {
   const uint64_t bytes = elements_ * SizeOf(operation.dtype);
   const bool empty_handed = operation.samples.value() == 0 && operation.total_bytes == 0;
   if (operation.total_bytes != bytes && !empty_handed) return OperationStatus::kBadRequest;
+  // Others of its group may have had their answer before the return to a checkpoint.
+  if (operation.base.lineage < restored_lineage_) return OperationStatus::kDiscarded;
   if (operation.kind == OperationKind::kReduce) return OperationStatus::kOk;
   if (settings_.optimizer == nullptr) return OperationStatus::kNoOptimizer;
   if (operation.samples.value() == 0) return OperationStatus::kOk;
@@ -155,7 +157,8 @@ void ParameterShard::Again(OpenOperation& open, const Operation& operation, cons
   if (!open.reply) return;  // its round will answer
   Reply reply = *open.reply;
   reply.to = open.operation;
-  if (operation.kind == OperationKind::kPushPull && !reply.values) {
+  const bool owed = reply.status != OperationStatus::kDiscarded && !reply.values;
+  if (operation.kind == OperationKind::kPushPull && owed) {
     // Answered by the owner before this one, which did not hand over old weights.
     reply.values = weights_;
     reply.version = version_;

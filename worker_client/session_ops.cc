@@ -87,15 +87,20 @@ std::shared_ptr<ChunkOp> SessionImpl::MakeChunkOp(const OpRequest& request, cons
   op->header.tensor = *tensor.id;
   op->header.chunk = chunk.key.chunk;
   op->header.dtype = tensor.spec.dtype;
-  // On weights that a checkpoint has replaced, or of another group: takes part with nothing, and
-  // gets the new ones.
+  // On weights that a checkpoint has replaced, or of another group: brings nothing, and gets the
+  // new ones.
   const bool lapsed = IsPush(request.kind) && (Lapses(tensor) || tensor.left_behind);
   const Samples samples = lapsed ? Samples(0) : request.options.samples;
   if (IsRound(request.kind)) {
     op->header.ordinal = tensor.next_ordinal;
     op->header.samples = samples;
     op->header.learning_rate = request.options.learning_rate;
-    if (!tensor.bases.empty()) op->header.version = tensor.bases[index];
+    // Of what carries no gradient only the lineage counts.
+    if (!IsPush(request.kind) || samples == Samples(0)) {
+      op->header.version = {lineage_.value_or(plan_.lineage), 0};
+    } else if (!tensor.bases.empty()) {
+      op->header.version = tensor.bases[index];
+    }
   }
   if (!request.values.empty() && (!IsRound(request.kind) || samples > Samples(0))) {
     op->payload = std::as_bytes(request.values.subspan(chunk.range.begin, chunk.range.length));
