@@ -180,6 +180,8 @@ void Core::Impl::RollBack(JobId id, NodeId dead, const std::string& reason) {
   run.at_server.clear();
   run.applied_history.clear();
   run.restoring_since = now_;
+  // What gone workers trained on that nobody counted is lost with it: the rest is theirs unused.
+  for (NodeId worker : std::set<NodeId>(run.unsettled)) Settle(id, worker);
   Say(job(id).spec.name, "rollback",
       absl::StrCat(reason, "; all shards return to ", to.path, " (step ",
                    LastStep(to.steps).value(), ", update ", to.updates, "), ", moved,
