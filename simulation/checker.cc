@@ -51,6 +51,7 @@ void Checker::OnDurable(const JournalEntry& entry) {
   const auto decoded = scheduler::DecodeEntry(entry.bytes);
   if (!decoded.ok()) return Fail("journal", decoded.status().message());
   OnLastSamples(*decoded);
+  OnReturns(*decoded);
   const auto* changed = std::get_if<scheduler::GroupsChanged>(&*decoded);
   if (changed == nullptr || changed->job != kJob) return;
   for (const GroupPlan& group : changed->groups) {
@@ -124,6 +125,7 @@ void Checker::OnDrawn(NodeRef to, const std::vector<SampleRange>& ranges,
       }
       sample.holder = to;
       sample.held = true;
+      sample.lost = false;
     }
   }
 }
@@ -133,6 +135,19 @@ void Checker::OnDrawn(NodeRef to, const std::vector<SampleRange>& ranges,
 void Checker::OnPush(NodeRef from, GroupId group, Step step,
                      const std::vector<SampleRange>& ranges) {
   pushed_[{from.incarnation, group, step}] = ranges;
+}
+
+void Checker::OnLapsed(NodeRef from, GroupId group, Step step) {
+  const auto it = pushed_.find({from.incarnation, group, step});
+  if (it == pushed_.end()) return;
+  for (const SampleRange& range : it->second) {
+    for (uint64_t i = range.begin; i < range.end; ++i) {
+      Sample& sample = samples_[{range.epoch, i}];
+      sample.lost = true;
+      sample.held = false;
+    }
+  }
+  pushed_.erase(it);
 }
 
 void Checker::OnGivenBack(NodeRef from, const std::vector<SampleRange>& ranges) {
@@ -168,8 +183,11 @@ void Checker::OnReplyArrived(const Reply& reply) {
 // A push has its fate at the lead chunk: the samples in it are used up.
 void Checker::Use(const Reply& reply) {
   const Operation& op = reply.to;
-  auto& [applied, discarded] = owner_counts_[op.sender];
-  (reply.status == OperationStatus::kOk ? applied : discarded) += op.samples.value();
+  const bool lost = op.base.lineage < lineage();
+  if (op.base.lineage >= reply.version.lineage) {
+    auto& [applied, discarded] = owner_counts_[reply.version.lineage][op.sender];
+    (reply.status == OperationStatus::kOk ? applied : discarded) += op.samples.value();
+  }
   const auto it = pushed_.find(PushOfOperation(op));
   if (it == pushed_.end()) return;
   for (const SampleRange& range : it->second) {
@@ -179,8 +197,11 @@ void Checker::Use(const Reply& reply) {
         return Fail("exactly once", "sample ", i, " of epoch ", range.epoch.value(),
                     " is used a second time, by the ", Text(op));
       }
-      sample.over = true;
+      sample.over = !lost;
+      sample.discarded = reply.status != OperationStatus::kOk;
+      sample.lost = lost;
       sample.held = false;
+      sample.at = reply.version;
       sample.holder = {op.sender, op.incarnation};
     }
   }
@@ -189,7 +210,7 @@ void Checker::Use(const Reply& reply) {
 
 void Checker::OnLeadReport(const JobAtServer& report) {
   for (const GroupStaleness& g : report.groups) {
-    const Count& count = lead_[g.group];
+    const Count& count = lead_[{report.lineage, g.group}];
     if (g.tau.count != count.updates || g.tau.sum != count.tau ||
         g.first_base != count.first_base || g.last != count.last || g.base_gaps != count.gaps ||
         FormulaSum(g) != static_cast<int64_t>(g.tau.sum)) {
@@ -203,7 +224,7 @@ void Checker::OnLeadReport(const JobAtServer& report) {
     counted[w.worker].first += w.applied.value();
     counted[w.worker].second += w.discarded.value();
   }
-  for (const auto& [node, expected] : owner_counts_) {
+  for (const auto& [node, expected] : owner_counts_[report.lineage]) {
     if (counted[node] != expected) {
       Fail("ledger", "node ", node.value(), ": the owner counts ", counted[node].first,
            " applied and ", counted[node].second, " discarded; expected ", expected.first, " and ",
@@ -222,9 +243,12 @@ void Checker::OnFinished(const JobView& job) {
   }
   uint64_t applied = 0;
   uint64_t discarded = 0;
-  for (const auto& [node, counts] : owner_counts_) {
-    applied += counts.first;
-    discarded += counts.second;
+  const Counted& of_newest = owner_counts_[lineage()];
+  for (const Counted* counts : {&of_newest, &std::as_const(settled_)}) {
+    for (const auto& [node, of_worker] : *counts) {
+      applied += of_worker.first;
+      discarded += of_worker.second;
+    }
   }
   if (applied != job.applied.value() || discarded != job.discarded.value()) {
     Fail("ledger", "the scheduler knows of ", job.applied.value(), " applied and ",
@@ -232,9 +256,10 @@ void Checker::OnFinished(const JobView& job) {
          discarded);
   }
   for (const auto& [node, lives] : left_) {
-    if (incarnations_[node] != 1 || lives.size() != 1) continue;
+    // What a worker counts as applied may be lost later.
+    if (incarnations_[node] != 1 || lives.size() != 1 || lineage() > 0) continue;
     const WorkerLedger& own = lives.front().second;
-    const auto& [by_owner, dropped] = owner_counts_[node];
+    const auto& [by_owner, dropped] = owner_counts_[0][node];
     if (own.applied != by_owner || own.discarded != dropped) {
       Fail("ledger", "node ", node.value(), " counts ", own.applied, " applied and ", own.discarded,
            " discarded; the owner ", by_owner, " and ", dropped);
@@ -253,7 +278,8 @@ void Checker::OnFinished(const JobView& job) {
   }
   for (uint64_t epoch = 0; epoch < scenario_->job.epochs; ++epoch) {
     for (uint64_t i = 0; i < scenario_->job.sample_count; ++i) {
-      if (!samples_[{Epoch(epoch), i}].over) {
+      const Sample& sample = samples_[{Epoch(epoch), i}];
+      if (!sample.over && !sample.lost) {
         return Fail("exactly once", "sample ", i, " of epoch ", epoch, " was never used");
       }
     }

@@ -17,6 +17,8 @@
 //  version         grows by one per update, never goes back
 //  checkpoint      holds each chunk once, with exactly the rounds up to the cut's steps (under a
 //                  quorum perhaps without what one member sent to it alone)
+//  restore         a chunk that returns to a checkpoint goes on from just what is in it; gradients
+//                  of weights that are gone change nothing
 //  staleness       owners report the staleness that their updates had; it agrees with the formula
 //  understood      no owner refuses what a worker sends in good order (checked by the workers)
 //  ledger          drawn = applied + discarded + returned, at scheduler, owners and workers
@@ -87,7 +89,7 @@ class Checker {
   // It gives a chunk to another owner.
   void OnGivenAway(ChunkKey chunk) { ++chunks_[chunk].moves; }
   // By which a shard thread goes; told before the replies that follow from it.
-  void OnVerdict(PushKey push, const Verdict& verdict);
+  void OnVerdict(uint32_t lineage, PushKey push, const Verdict& verdict);
   // A manifest is written: `cut` says what it says, and these are the chunks of its parts.
   void OnCheckpoint(const CutDirective& cut, const std::vector<RestoredChunk>& chunks);
   // What the owner of the lead chunk counted by now.
@@ -95,6 +97,8 @@ class Checker {
 
   // ---- Workers
   void OnPush(NodeRef from, GroupId group, Step step, const std::vector<SampleRange>& ranges);
+  // What it was to push there was computed on weights that a checkpoint has replaced.
+  void OnLapsed(NodeRef from, GroupId group, Step step);
   void OnGivenBack(NodeRef from, const std::vector<SampleRange>& ranges);
   void OnReplyArrived(const Reply& reply);
   // It has left in good order.
@@ -108,6 +112,9 @@ class Checker {
   uint64_t updates() const { return updates_; }
   uint64_t rounds() const { return rounds_; }
   uint64_t checkpoints() const { return checkpoints_; }
+  // That the scheduler knows of, and would return to.
+  uint64_t recorded_checkpoints() const { return recorded_; }
+  uint64_t rollbacks() const { return rollbacks_.size(); }
 
  private:
   void OnLastSamples(const scheduler::Entry& entry);
@@ -153,6 +160,9 @@ class Checker {
     NodeRef holder;
     bool held = false;
     bool over = false;  // applied or discarded
+    bool discarded = false;
+    Version at;         // of the lead chunk by then
+    bool lost = false;  // to a return to a checkpoint: it may be used again, or never
   };
 
   static PushOf PushOfOperation(const Operation& op) {
@@ -168,8 +178,15 @@ class Checker {
   bool IsOfNow(const Reply& reply, const Answered& before) const;
   std::vector<const Reply*> InSum(const std::string& round,
                                   const std::vector<const Reply*>& replies);
+  // checker_checkpoints.cc
   bool CheckChunk(const CutDirective& cut, const RestoredChunk& restored);
+  void OnReturns(const scheduler::Entry& entry);
+  void OnRolledBack(const scheduler::RolledBack& back);
+  void FollowRestore(ChunkKey key, uint32_t lineage);
+  // Of the newest return to a checkpoint.
+  uint32_t lineage() const { return rollbacks_.empty() ? 0 : rollbacks_.rbegin()->first; }
   void Remember(Chunk& chunk) const;
+  void RememberApplied(Version version);
   void CheckWeights(const std::string& round, const Reply& reply, Chunk& chunk);
   void CheckReduce(const std::vector<const Reply*>& replies);
   bool Begin(Chunk& chunk, const Reply& reply);
@@ -178,7 +195,7 @@ class Checker {
   void CountLead(GroupId group, const std::vector<const Reply*>& in_sum, Version version);
   void Use(const Reply& reply);
   void CheckFate(const Reply& reply);
-  size_t MembersOf(const Generation& generation, PushKey push) const;
+  size_t MembersOf(const Generation& generation, uint32_t lineage, PushKey push) const;
   void Learn(const std::vector<GroupPlan>& groups, const std::string& how);
   template <typename... Pieces>
   void Fail(const char* invariant, const Pieces&... pieces) {
@@ -193,13 +210,14 @@ class Checker {
   std::map<std::pair<GroupId, GroupGeneration>, Generation> generations_;
   std::map<OperationKey, Answered> answered_;
   std::set<OperationKey> discarded_;
-  std::map<PushKey, std::vector<NodeRef>> verdicts_;
-  std::map<PushOf, std::optional<Step>> fates_;  // none: discarded
+  std::map<std::pair<uint32_t, PushKey>, std::vector<NodeRef>> verdicts_;  // by lineage
+  std::map<PushOf, std::optional<Step>> fates_;                            // none: discarded
   std::map<RoundKey, Version> applied_rounds_;
   std::map<ChunkKey, Chunk> chunks_;
   std::optional<NodeId> writer_;
-  std::map<GroupId, Count> lead_;
-  std::map<NodeId, std::pair<uint64_t, uint64_t>> owner_counts_;  // applied, discarded
+  std::map<std::pair<uint32_t, GroupId>, Count> lead_;              // by lineage
+  using Counted = std::map<NodeId, std::pair<uint64_t, uint64_t>>;  // applied, discarded
+  std::map<uint32_t, Counted> owner_counts_;                        // by lineage
   std::map<PushOf, std::vector<SampleRange>> pushed_;
   std::map<SampleKey, Sample> samples_;
   std::map<NodeId, std::vector<std::pair<Incarnation, WorkerLedger>>> left_;
@@ -208,6 +226,14 @@ class Checker {
   uint64_t updates_ = 0;
   uint64_t rounds_ = 0;
   uint64_t checkpoints_ = 0;
+
+  // What a return to a checkpoint leads to.
+  std::map<uint32_t, std::string> rollbacks_;                       // by lineage: to where
+  std::map<std::string, std::map<ChunkKey, RestoredChunk>> saved_;  // by where
+  std::map<Version, std::map<NodeId, uint64_t>> applied_at_;        // of the lead chunk
+  Counted settled_;                                                 // as the scheduler decided
+  uint64_t recorded_ = 0;
+
   std::set<NodeRef> dead_;
   bool finished_ = false;  // the job
   std::vector<SampleRange> never_used_;

@@ -1,4 +1,4 @@
-// What a checkpoint must hold.
+// What a checkpoint must hold, and what a return to it leaves.
 #include <algorithm>
 #include <set>
 
@@ -28,6 +28,11 @@ void Checker::OnCheckpoint(const CutDirective& cut, const std::vector<RestoredCh
     }
     if (!CheckChunk(cut, chunk)) return;
   }
+  if (scenario_->servers_die) {
+    for (const RestoredChunk& chunk : chunks) {
+      saved_[cut.directory].insert_or_assign(chunk.key, chunk);
+    }
+  }
   if (!expected.empty()) {
     Fail("checkpoint", cut.directory, " does not hold ", Text(*expected.begin()));
   }
@@ -37,6 +42,8 @@ void Checker::OnCheckpoint(const CutDirective& cut, const std::vector<RestoredCh
 bool Checker::CheckChunk(const CutDirective& cut, const RestoredChunk& restored) {
   const ChunkKey key = restored.key;
   const Version version = restored.state.version;
+  FollowRestore(key, version.lineage);
+  if (world_->violation()) return false;
   const auto chunk = chunks_.find(key);
   // Before its first round, or too large to be remembered.
   if (chunk == chunks_.end() || chunk->second.past.empty()) return true;
@@ -68,6 +75,77 @@ bool Checker::CheckChunk(const CutDirective& cut, const RestoredChunk& restored)
   }
   chunk->second.past.erase(chunk->second.past.begin(), past);
   return true;
+}
+
+// ---- Returns -----------------------------------------------------------------------------------
+
+void Checker::RememberApplied(Version version) {
+  if (!scenario_->servers_die) return;
+  std::map<NodeId, uint64_t>& applied = applied_at_[version];
+  for (const Counted* counts :
+       {&std::as_const(owner_counts_[version.lineage]), &std::as_const(settled_)}) {
+    for (const auto& [node, of_worker] : *counts) applied[node] += of_worker.first;
+  }
+}
+
+void Checker::OnReturns(const scheduler::Entry& entry) {
+  if (const auto* recorded = std::get_if<scheduler::CheckpointRecorded>(&entry)) {
+    if (recorded->job == kJob) ++recorded_;
+  } else if (const auto* back = std::get_if<scheduler::RolledBack>(&entry)) {
+    if (back->job == kJob) OnRolledBack(*back);
+  } else if (const auto* lost = std::get_if<scheduler::SamplesLost>(&entry)) {
+    if (lost->job == kJob) settled_[lost->worker].second += scheduler::CountOf(lost->ranges);
+  }
+}
+
+// Only what is in the checkpoint counts as applied; samples used after it are lost.
+void Checker::OnRolledBack(const scheduler::RolledBack& back) {
+  const auto saved = saved_.find(back.path);
+  if (saved == saved_.end() || !saved->second.contains(kLead)) {
+    return Fail("restore", "the job returns to ", back.path, ", which is not there");
+  }
+  rollbacks_[back.lineage] = back.path;
+  const Version to = saved->second.at(kLead).state.version;
+  settled_.clear();
+  for (const auto& [node, settled] : back.settled) {
+    settled_[node] = {settled.applied, settled.discarded};
+    const uint64_t in_it = applied_at_[to][node];
+    if (settled.applied == in_it) continue;
+    Fail("ledger", "after the return to ", back.path, " node ", node.value(), " has ",
+         settled.applied, " samples applied; ", in_it, " are in it");
+  }
+  for (auto& [key, sample] : samples_) {
+    if (!sample.over || sample.at < to) continue;
+    // At just that version it was applied before the cut, or discarded before or after it.
+    if (sample.at == to && !sample.discarded) continue;
+    sample.over = false;
+    sample.lost = true;
+  }
+}
+
+// The chunk is of this lineage by now.
+void Checker::FollowRestore(ChunkKey key, uint32_t lineage) {
+  Chunk& chunk = chunks_[key];
+  if (lineage <= chunk.version.lineage) return;
+  const auto back = rollbacks_.find(lineage);
+  if (back == rollbacks_.end()) {
+    return Fail("restore", Text(key), " is of lineage ", lineage, ", which nobody decided");
+  }
+  const ChunkState& state = saved_.at(back->second).at(key).state;
+  chunk.known = true;
+  for (const auto& [name, values] : state.arrays) {
+    if (name == "weights") chunk.weights = values;
+  }
+  chunk.momentum.assign(chunk.weights.size(), 0.0f);
+  for (const auto& [name, values] : state.arrays) {
+    if (name != "weights") chunk.momentum = values;
+  }
+  chunk.version = {lineage, state.version.count};
+  Remember(chunk);
+  if (key == kLead) applied_at_[chunk.version] = applied_at_[state.version];
+  std::erase_if(applied_rounds_, [&](const auto& round) {
+    return std::get<ChunkKey>(round.first) == key && round.second.lineage < lineage;
+  });
 }
 
 }  // namespace paceline::simulation

@@ -32,15 +32,18 @@ void Checker::OnReplies(const std::string& owner, const std::vector<Reply>& repl
       continue;
     }
     const OperationKey key = KeyOf(op);
-    if (answered_.contains(key)) {
+    // What brought nothing may be asked again of a chunk that has returned to a checkpoint.
+    const auto before = answered_.find(key);
+    if (before != answered_.end() && before->second.version.lineage >= reply.version.lineage) {
       again.push_back(&reply);
       continue;
     }
-    answered_[key] = {reply.status,
-                      reply.version,
-                      reply.samples,
-                      {Checksum(reply.values.values())},
-                      chunks_[op.chunk].moves};
+    Answered& answer = answered_[key];
+    answer.status = reply.status;
+    answer.version = reply.version;
+    answer.samples = reply.samples;
+    answer.checksums.push_back(Checksum(reply.values.values()));
+    answer.moves = chunks_[op.chunk].moves;
     const RoundKey round{op.chunk, op.group, op.step, op.ordinal, op.kind};
     const auto it = std::find_if(decided.begin(), decided.end(),
                                  [&round](const auto& entry) { return entry.first == round; });
@@ -65,8 +68,8 @@ void Checker::OnDiscarded(const Reply& reply) {
   if (op.chunk == kLead) Use(reply);
 }
 
-void Checker::OnVerdict(PushKey push, const Verdict& verdict) {
-  const auto [it, first] = verdicts_.emplace(push, verdict.members);
+void Checker::OnVerdict(uint32_t lineage, PushKey push, const Verdict& verdict) {
+  const auto [it, first] = verdicts_.emplace(std::pair(lineage, push), verdict.members);
   if (!first && it->second != verdict.members) {
     Fail("one verdict", "the push of group ", push.group.value(), " in step ", push.step.value(),
          " has ", it->second.size(), " members at one owner and others, or ",
@@ -77,6 +80,8 @@ void Checker::OnVerdict(PushKey push, const Verdict& verdict) {
 void Checker::CheckFate(const Reply& reply) {
   const Operation& op = reply.to;
   if (op.samples.value() == 0 || reply.status == OperationStatus::kNotFinite) return;
+  if (op.base.lineage < lineage()) return;  // part of it may be lost, part discarded
+  if (dead_.contains({op.sender, op.incarnation})) return;  // nor is it pushed again
   std::optional<Step> fate;
   if (reply.status == OperationStatus::kOk) fate = op.step;
   const auto [it, first] = fates_.emplace(PushOfOperation(op), fate);
@@ -89,8 +94,8 @@ void Checker::CheckFate(const Reply& reply) {
 }
 
 // Whose contributions a round counts, refused ones too.
-size_t Checker::MembersOf(const Generation& generation, PushKey push) const {
-  const auto verdict = verdicts_.find(push);
+size_t Checker::MembersOf(const Generation& generation, uint32_t lineage, PushKey push) const {
+  const auto verdict = verdicts_.find({lineage, push});
   if (verdict == verdicts_.end()) return generation.members.size();
   return static_cast<size_t>(
       std::count_if(generation.members.begin(), generation.members.end(), [&](const auto& member) {
@@ -143,7 +148,8 @@ void Checker::OnRound(const std::string& owner, const RoundKey& key,
   if (world_->violation()) return;
   if (kind == OperationKind::kReduce) return CheckReduce(in_sum.empty() ? replies : in_sum);
   Chunk& chunk = chunks_[chunk_key];
-  if (!chunk.known && !Begin(chunk, first)) return;
+  FollowRestore(chunk_key, first.version.lineage);
+  if (world_->violation() || (!chunk.known && !Begin(chunk, first))) return;
   if (!in_sum.empty()) {
     const auto [it, once] = applied_rounds_.emplace(key, first.version);
     if (!once) {
@@ -157,8 +163,10 @@ void Checker::OnRound(const std::string& owner, const RoundKey& key,
     });
     const Generation* const known =
         generation == generations_.end() ? nullptr : &generation->second;
-    const size_t members =
-        known == nullptr ? 0 : MembersOf(*known, {group, step}) - static_cast<size_t>(refused);
+    const size_t members = known == nullptr
+                               ? 0
+                               : MembersOf(*known, first.version.lineage, {group, step}) -
+                                     static_cast<size_t>(refused);
     Apply(chunk, in_sum, known, members, first.samples);
     if (chunk_key == kLead) CountLead(group, in_sum, first.version);
   }
@@ -166,6 +174,7 @@ void Checker::OnRound(const std::string& owner, const RoundKey& key,
     CheckFate(*reply);
     if (chunk_key == kLead && reply->to.samples.value() > 0) Use(*reply);
   }
+  if (chunk_key == kLead && !in_sum.empty()) RememberApplied(chunk.version);
   CheckWeights(round, first, chunk);
 }
 
@@ -185,6 +194,10 @@ std::vector<const Reply*> Checker::InSum(const std::string& round,
       Fail("same bits", round, ": its members get different replies");
     }
     if (reply->status != OperationStatus::kOk || reply->to.samples.value() == 0) continue;
+    const bool gone = reply->to.base.lineage != reply->version.lineage;
+    if (gone && reply->to.kind == OperationKind::kPushPull) {
+      Fail("restore", round, " applies a gradient of weights that are gone: the ", Text(reply->to));
+    }
     in_sum.push_back(reply);
     samples += reply->to.samples;
   }
@@ -288,7 +301,7 @@ void Checker::CheckReduce(const std::vector<const Reply*>& replies) {
 void Checker::CountLead(GroupId group, const std::vector<const Reply*>& in_sum, Version version) {
   Version base = in_sum.front()->to.base;
   for (const Reply* reply : in_sum) base = std::min(base, reply->to.base);
-  Count& count = lead_[group];
+  Count& count = lead_[{version.lineage, group}];
   if (count.updates++ == 0) {
     count.first_base = base.count;
   } else {

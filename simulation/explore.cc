@@ -41,6 +41,7 @@ ExploreResult Explore(const ExploreOptions& options, std::ostream& out) {
     total.events += result.events;
     total.updates += result.updates;
     total.checkpoints += result.checkpoints;
+    total.rollbacks += result.rollbacks;
     total.faults += result.faults;
     total.virtual_seconds += static_cast<double>(result.took.value()) / 1e9;
     if (!result.violation) continue;
@@ -50,8 +51,9 @@ ExploreResult Explore(const ExploreOptions& options, std::ostream& out) {
   }
   out << total.runs << " runs, " << total.failed.size() << " failed; " << total.balanced
       << " jobs finished with their books checked, " << total.updates << " updates, "
-      << total.checkpoints << " checkpoints, " << total.faults << " faults, " << total.events
-      << " events, " << static_cast<uint64_t>(total.virtual_seconds) << " virtual seconds\n";
+      << total.checkpoints << " checkpoints, " << total.rollbacks << " returns to one, "
+      << total.faults << " faults, " << total.events << " events, "
+      << static_cast<uint64_t>(total.virtual_seconds) << " virtual seconds\n";
   return total;
 }
 

@@ -27,6 +27,7 @@ struct ExploreResult {
   uint64_t events = 0;
   uint64_t updates = 0;
   uint64_t checkpoints = 0;
+  uint64_t rollbacks = 0;
   uint64_t faults = 0;
   double virtual_seconds = 0;
   std::vector<uint64_t> failed;  // seeds

@@ -33,6 +33,7 @@ TEST(ExploreTest, WhatMustHoldHolds) {
   EXPECT_GT(result.balanced, kEnough * 9 / 10);
   EXPECT_GT(result.faults, 2 * kEnough);
   EXPECT_GT(result.updates, 50 * kEnough);
+  EXPECT_GT(result.rollbacks, 0u);
 }
 
 TEST(ExploreTest, ARunIsAFunctionOfItsSeed) {

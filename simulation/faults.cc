@@ -3,6 +3,11 @@
 #include <algorithm>
 
 namespace paceline::simulation {
+namespace {
+
+constexpr Ticks kServerTimeout = Milliseconds(5500);  // as the scheduler's options
+
+}  // namespace
 
 Faults::Faults(World* world, const Scenario* scenario, Cluster* cluster)
     : world_(world),
@@ -47,7 +52,8 @@ void Faults::Happen() {
       &Faults::JoinServer,    &Faults::JoinServer,       &Faults::DrainServer,
       &Faults::DrainServer,   &Faults::DrainServer,      &Faults::DrainServer,
       &Faults::DrainServer,   &Faults::DrainServer,      &Faults::CutLink,
-      &Faults::Checkpoint,
+      &Faults::Checkpoint,    &Faults::KillServer,       &Faults::KillServer,
+      &Faults::KillServer,
   };
   ++happened_;
   Disturb();
@@ -106,6 +112,37 @@ void Faults::StopWorker() {
   if (victim == nullptr) return;
   const auto longest = Milliseconds(scenario_->job.failure_timeout_ms) + Seconds(3);
   StopFor(victim, world_->random().TimeBetween(Milliseconds(20), longest));
+}
+
+// Another is there to take its chunks; the job has a checkpoint to return to, mostly.
+void Faults::KillServer() {
+  std::vector<SimServer*> running;
+  for (const auto& server : cluster_->servers) {
+    if (server->running() && server->self() != NodeRef()) running.push_back(server.get());
+  }
+  if (!scenario_->servers_die || running.size() < 2) return;
+  if (!cluster_->has_checkpoint() && !world_->random().OneIn(20)) return;
+  SimServer* const victim = running[world_->random().Below(running.size())];
+  const bool seen = world_->random().OneIn(2);
+  world_->Trace("fault: ", victim->name(), " is killed", seen ? ", its launcher sees it" : "");
+  const NodeRef self = victim->self();
+  victim->Kill();
+  if (seen) cluster_->scheduler->ProcessEnded(self);
+  // Groups wait for as long as the scheduler may take it for alive.
+  ++away_;
+  world_->After(seen ? Ticks(0) : kServerTimeout, [this] {
+    --away_;
+    Disturb();
+  });
+  RestartServer(victim, world_->random().TimeBetween(Milliseconds(1), Seconds(7)));
+}
+
+void Faults::RestartServer(SimServer* server, Ticks delay) {
+  world_->After(delay, [this, server] {
+    world_->Trace("fault: ", server->name(), " is started again");
+    Disturb();
+    server->Start();
+  });
 }
 
 // Servers that are silent for longer than their failure timeout end the job.

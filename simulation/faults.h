@@ -19,6 +19,7 @@ struct Cluster {
   Network* network = nullptr;
   std::vector<std::unique_ptr<SimServer>> servers;
   std::vector<std::unique_ptr<SimWorker>> workers;  // spare ones too
+  std::function<bool()> has_checkpoint;             // that a job may return to
 };
 
 class Faults {
@@ -40,6 +41,7 @@ class Faults {
   void Kill(SimWorker* victim);
   void StopWorker();
   void StopServer();
+  void KillServer();
   void StopScheduler();
   void KillScheduler();
   void StartSchedulerAgain();
@@ -55,6 +57,7 @@ class Faults {
   void CutLink();
   void Checkpoint();
   void Restart(SimWorker* worker, Ticks delay);
+  void RestartServer(SimServer* server, Ticks delay);
   void Disturb() { disturbed_at_ = world_->now(); }
   // A worker that the job can do without; null when there is none.
   SimWorker* Victim();

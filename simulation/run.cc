@@ -27,6 +27,7 @@ class Simulation {
         network_(&world_, &scenario_) {
     cluster_.scheduler = &scheduler_;
     cluster_.network = &network_;
+    cluster_.has_checkpoint = [this] { return checker_.recorded_checkpoints() > 0; };
     for (uint32_t i = 0; i < scenario_.servers + scenario_.spare_servers; ++i) {
       cluster_.servers.push_back(std::make_unique<SimServer>(&world_, &scenario_, &options_.bugs,
                                                              &checker_, &scheduler_, &network_,
@@ -67,6 +68,7 @@ class Simulation {
     result.events = world_.events();
     result.updates = checker_.updates();
     result.checkpoints = checker_.checkpoints();
+    result.rollbacks = checker_.rollbacks();
     result.faults = faults_->happened();
     result.took = world_.now() - start;
     return result;
@@ -102,9 +104,8 @@ class Simulation {
     if (job->state < JobState::kFinished) return false;
     if (job->state == JobState::kStopped) {
       // When the last worker died, the next one begins another job, which is of no concern.
-      const std::string& reason = job->reason;
-      if (reason.find("it was the last") == std::string::npos) {
-        world_.Fail("the job ends", absl::StrCat("it failed: ", reason));
+      if (!MayStop(job->reason)) {
+        world_.Fail("the job ends", absl::StrCat("it failed: ", job->reason));
       }
       return true;
     }
@@ -121,6 +122,16 @@ class Simulation {
     checker_.OnFinished(*job);
     result->balanced = true;
     return true;
+  }
+
+  bool MayStop(const std::string& reason) const {
+    const auto says = [&reason](const char* text) {
+      return reason.find(text) != std::string::npos;
+    };
+    if (says("it was the last")) return true;
+    if (!scenario_.servers_die || !says("the shards it held are lost")) return false;
+    return says("no server is left") ||
+           (says("there is no checkpoint") && checker_.recorded_checkpoints() == 0);
   }
 
   // The first one; those that stragglers begin later are of no concern.

@@ -26,6 +26,7 @@ struct RunResult {
   uint64_t events = 0;
   uint64_t updates = 0;
   uint64_t checkpoints = 0;
+  uint64_t rollbacks = 0;  // returns to one, after the death of a server
   uint32_t faults = 0;
   bool balanced = false;  // the job finished and its books were checked
   Ticks took;             // virtual

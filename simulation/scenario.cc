@@ -76,6 +76,7 @@ Scenario DrawScenario(Random& random) {
     s.job.checkpoint_every_steps = random.Between(3, 20);
     s.job.checkpoint_dir = "/checkpoints";
     s.job.checkpoint_keep = static_cast<uint32_t>(random.Between(1, 3));
+    s.servers_die = random.OneIn(2);
   }
   return s;
 }
@@ -92,7 +93,8 @@ std::string Describe(const Scenario& s) {
       s.job.checkpoint_every_steps == 0
           ? std::string()
           : absl::StrCat(", a checkpoint each ", s.job.checkpoint_every_steps, " steps"),
-      ", failure timeout ", s.job.failure_timeout_ms, " ms, ", s.faults, " faults");
+      s.servers_die ? ", servers die" : "", ", failure timeout ", s.job.failure_timeout_ms, " ms, ",
+      s.faults, " faults");
 }
 
 }  // namespace paceline::simulation

@@ -27,6 +27,7 @@ struct Scenario {
   uint32_t spare_workers = 0;  // names that join while the job runs
   uint32_t spare_servers = 0;  // the same
   uint32_t faults = 0;
+  bool servers_die = false;  // they come back under their names; the job returns to a checkpoint
 
   // Of 100 000 messages or calls.
   uint32_t lost_calls = 0;      // requests or their replies

@@ -39,6 +39,7 @@ void SimJournal::MakeDurable(const std::vector<Write>& writes) {
       durable_ = std::move(kept);
     }
     durable_.insert(durable_.end(), write.entries.begin(), write.entries.end());
+    for (const JournalEntry& entry : write.entries) on_durable_(entry);
   }
 }
 

@@ -46,7 +46,8 @@ SimScheduler::SimScheduler(World* world, const Scenario* scenario, const Bugs* b
       scenario_(scenario),
       bugs_(bugs),
       checker_(checker),
-      journal_(world, scenario->sync) {}
+      journal_(world, scenario->sync,
+               [checker](const JournalEntry& entry) { checker->OnDurable(entry); }) {}
 
 Ticks SimScheduler::Latency() {
   const Ticks typical = scenario_->latency;
@@ -68,7 +69,6 @@ void SimScheduler::OnStart() {
   if (!recovered.ok()) {
     return world()->Fail("the journal recovers", std::string(recovered.message()));
   }
-  for (const JournalEntry& entry : journal_.durable()) checker_->OnDurable(entry);
   world()->Trace("scheduler: starts, term ", core_->term().value(), ", ", journal_.durable().size(),
                  " entries");
   core_now_ = real_now_ = last_tick_ = world()->now();
@@ -382,9 +382,6 @@ void SimScheduler::Submit() {
     entries_since_compaction_ += entries.size();
     const uint64_t last = entries.back().index;
     journal_.Append(std::move(entries), [this, batch, last] {
-      for (const JournalEntry& entry : decided_) {
-        if (entry.index <= last) checker_->OnDurable(entry);
-      }
       std::erase_if(decided_, [last](const JournalEntry& e) { return e.index <= last; });
       batch->durable = true;
       After(Ticks(0), [this] { ReleaseDurable(); });

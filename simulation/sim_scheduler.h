@@ -26,7 +26,9 @@ namespace paceline::simulation {
 // A disk with a queue: what is queued together becomes durable together, in order.
 class SimJournal {
  public:
-  SimJournal(World* world, Ticks typical_sync) : world_(world), typical_sync_(typical_sync) {}
+  // `on_durable` hears of each entry as it becomes durable.
+  SimJournal(World* world, Ticks typical_sync, std::function<void(const JournalEntry&)> on_durable)
+      : world_(world), typical_sync_(typical_sync), on_durable_(std::move(on_durable)) {}
 
   // `done` belongs to the life of the scheduler that appends.
   void Append(std::vector<JournalEntry> entries, std::function<void()> done);
@@ -49,6 +51,7 @@ class SimJournal {
 
   World* const world_;
   const Ticks typical_sync_;
+  const std::function<void(const JournalEntry&)> on_durable_;
   Ticks slow_until_;
   Ticks slow_sync_;
   uint64_t life_ = 0;

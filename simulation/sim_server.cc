@@ -242,7 +242,10 @@ void SimServer::Apply(const PlanDirective& directive) {
           job.WhenAllArrived([arrived] { arrived->Arrive({}); });
         }
       },
-      AckWhenDone(directive.change));
+      [this, plan = directive.plan, done = AckWhenDone(directive.change)] {
+        if (plan.restore_from.empty()) return done();
+        Load(plan, done);
+      });
   mover_->Follow(directive.plan);
 }
 
@@ -368,7 +371,8 @@ void SimServer::Send(uint32_t lane, Replies& replies) {
   const JobShards& job = *(*lanes_)[lane].job;
   for (const Reply& reply : replies) {
     const PushKey push{reply.to.group, reply.to.step};
-    if (const Verdict* verdict = job.verdicts().Find(push)) checker_->OnVerdict(push, *verdict);
+    const Verdict* const verdict = job.verdicts().Find(push);
+    if (verdict != nullptr) checker_->OnVerdict(job.plan()->lineage, push, *verdict);
   }
   checker_->OnReplies(name(), replies);
   for (const Reply& reply : replies) {

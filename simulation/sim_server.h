@@ -85,6 +85,7 @@ class SimServer final : public FrameTaker {
   void Apply(const CutDirective& directive);
   // sim_server_cuts.cc
   void PostToDisk(std::function<void()> task);
+  void Load(const Plan& plan, Done done);
   void AbortCuts();
   void ReleaseCuts();
   void Collect(const CutDirective& cut);

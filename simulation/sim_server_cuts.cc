@@ -1,4 +1,4 @@
-// What a simulated owner does about checkpoints: as server/agent.h and the cuts of
+// What a simulated owner does about checkpoints, there and back: as server/agent.h and the cuts of
 // parameter/host/router.h.
 #include <algorithm>
 #include <utility>
@@ -30,6 +30,33 @@ void SimServer::PostToDisk(std::function<void()> task) {
   const Ticks takes = world()->random().TimeBetween(Milliseconds(1), Milliseconds(slow ? 600 : 20));
   disk_free_at_ = std::max(disk_free_at_, world()->now()) + takes;
   After(disk_free_at_ - world()->now(), std::move(task));
+}
+
+// What waits for it, as the disk thread comes to it, is loaded from the checkpoint.
+void SimServer::Load(const Plan& plan, Done done) {
+  PostToDisk([this, plan, done] {
+    auto keys = std::make_shared<std::vector<ChunkKey>>();
+    const auto read = [this, plan, done, keys] {
+      if (keys->empty()) return done();
+      PostToDisk([this, plan, done, keys] {
+        const auto chunks = disk_->ReadChunks(plan.restore_from, *keys);
+        if (!chunks.ok()) {
+          return world()->Fail("checkpoint", std::string(chunks.status().message()));
+        }
+        OnEveryThread(
+            [this, plan, chunks = *chunks](JobShards& job, Replies* replies) {
+              job.Restore(plan.lineage, chunks, world()->now(), replies);
+            },
+            done);
+      });
+    };
+    OnEveryThread(
+        [keys](JobShards& job, Replies*) {
+          const std::vector<ChunkKey> waiting = job.AwaitingRestore();
+          keys->insert(keys->end(), waiting.begin(), waiting.end());
+        },
+        read);
+  });
 }
 
 void SimServer::AbortCuts() {

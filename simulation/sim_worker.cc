@@ -12,6 +12,8 @@ constexpr Ticks kJoinTimeout = Seconds(5);
 constexpr Ticks kPause = Milliseconds(50);
 constexpr Ticks kCallTimeout = Seconds(60);
 constexpr Ticks kLastBoundaryPatience = Seconds(5);
+constexpr Step kForGood(uint64_t{1} << 40);     // further than a group gets
+constexpr Ticks kForGoodPatience = Seconds(1);  // nobody is lost without it
 constexpr uint32_t kBatchesAhead = 4;
 
 const char* const kPhases[] = {"joins",
@@ -26,7 +28,9 @@ const char* const kPhases[] = {"joins",
                                "computes",
                                "reduces",
                                "exchanges",
+                               "adopts the weights of a checkpoint",
                                "returns samples",
+                               "tells owners that it goes",
                                "leaves",
                                "waits for its group to go on without it",
                                "passes on",
@@ -83,6 +87,8 @@ void SimWorker::OnStart() {
   group_.reset();
   plan_ = {};
   have_plan_ = false;
+  lineage_.reset();
+  covering_.clear();
   written_ = false;
   chunks_.clear();
   passed_.reset();
@@ -161,9 +167,13 @@ void SimWorker::Go() {
       return Reduce();
     case Phase::kReducing:
       return BeginBoundary();
+    case Phase::kAdopting:
+      return ReturnUnused();
     case Phase::kReturning:
-      if (outbox_.empty()) Leave();
+      if (outbox_.empty()) Cover();
       return;
+    case Phase::kCovering:
+      return Leave();
     case Phase::kLeaveWait:
       return AwaitLeave();
     case Phase::kPassingOn:
@@ -239,18 +249,40 @@ void SimWorker::StartRound() {
 void SimWorker::BeginBoundary() {
   Enter(Phase::kBoundary);
   next_step_ = std::max(group_->step() + Step(1), group_is_in_);
-  passed_ = group_->PassesThrough(next_step_);
-  std::set<NodeId> owners;
-  for (const PlacedChunk& chunk : chunks_) owners.insert(chunk.owner);
-  for (const NodeId owner : owners) {
-    auto op = std::make_shared<Op>();
-    op->operation = Header(OperationKind::kBoundary);
-    op->operation.origin_step = *passed_;
-    op->owner = owner;
-    op->waited_for = false;
-    Issue(std::move(op));
-  }
+  AccountForStep();
+  Pass(Owners(), group_->step(), group_->PassesThrough(next_step_), false);
   Go();
+}
+
+bool SimWorker::IsCurrent(TensorId tensor) const {
+  for (size_t i = 0; i < chunks_.size(); ++i) {
+    if (chunks_[i].key.tensor == tensor && bases_[i].lineage < plan_.lineage) return false;
+  }
+  return true;
+}
+
+// As Session::Lapses: what was computed on weights that a checkpoint has replaced trains nothing.
+bool SimWorker::Lapses(TensorId tensor) const {
+  return (lineage_ && plan_.lineage > *lineage_) || !IsCurrent(tensor);
+}
+
+bool SimWorker::MustAdopt(bool leaving) const {
+  if (!lineage_ || plan_.lineage <= *lineage_) return false;
+  return leaving || std::all_of(plan_.tensors.begin(), plan_.tensors.end(),
+                                [this](const TensorPlan& tensor) { return IsCurrent(tensor.id); });
+}
+
+// As Session::Adopt. What is given back is no longer held, and must not be taken for lost.
+void SimWorker::Adopt() {
+  if (!outbox_.empty()) return;
+  AdoptedRequest adopted;
+  adopted.lineage = plan_.lineage;
+  if (lease_) adopted.held = lease_->Peek();
+  adopted.held.insert(adopted.held.end(), in_hand_.begin(), in_hand_.end());
+  CallScheduler(adopted, [this, lineage = adopted.lineage](const NodeReply&) {
+    lineage_ = lineage;
+    Go();
+  });
 }
 
 // What was drawn and not used is discarded; given back, when it could not be used here.
@@ -275,8 +307,8 @@ void SimWorker::AccountForStep() {
 }
 
 void SimWorker::AwaitBoundary() {
+  if (MustAdopt(false)) return Adopt();
   if (!group_->MayBegin(next_step_)) return;
-  AccountForStep();
   group_is_in_ = Step();
   step_took_ = world()->now() - std::exchange(step_began_, world()->now());
   const GroupId before = group_->current().id;
@@ -361,6 +393,12 @@ void SimWorker::Exchange() {
 // ---- Leaving ----------------------------------------------------------------------------------
 
 void SimWorker::Return() {
+  Enter(Phase::kAdopting);
+  Go();
+}
+
+void SimWorker::ReturnUnused() {
+  if (MustAdopt(true)) return Adopt();
   Enter(Phase::kReturning);
   ReturnSamplesRequest unused;
   if (lease_) unused.ranges = lease_->TakeAll();
@@ -373,7 +411,23 @@ void SimWorker::Return() {
   Go();
 }
 
+// As Session::CoverForGood: should it end before it hears from which step the others do without it,
+// nobody waits for it.
+void SimWorker::Cover() {
+  Enter(Phase::kCovering);
+  if (group_->alone()) return Leave();
+  covering_ = Pass(Owners(), group_->step(), group_->step() + kForGood, true);
+  After(kForGoodPatience, [this] {
+    if (phase_ != Phase::kCovering) return;
+    for (const OpPtr& op : covering_) op->waited_for = false;
+    outstanding_ = 0;  // it waits for nothing else
+    Leave();
+  });
+  Go();
+}
+
 void SimWorker::Leave() {
+  covering_.clear();
   Enter(Phase::kLeaving);
   LeaveRequest request;
   request.reason = "it is done";
@@ -397,16 +451,7 @@ void SimWorker::AwaitLeave() {
   // The others still count on it up to the step in which they do without it.
   const Step through = leaves_at ? group_->PassesThrough(*leaves_at) : group_->counted_on_through();
   if (alone || through < group_->step()) return Finish();
-  passed_ = through;
-  std::set<NodeId> owners;
-  for (const PlacedChunk& chunk : chunks_) owners.insert(chunk.owner);
-  for (const NodeId owner : owners) {
-    auto op = std::make_shared<Op>();
-    op->operation = Header(OperationKind::kBoundary);
-    op->operation.origin_step = through;
-    op->owner = owner;
-    Issue(std::move(op));
-  }
+  Pass(Owners(), group_->step(), through, true);
   if (!leaves_at) After(kLastBoundaryPatience, [this] { Finish(); });
 }
 

@@ -2,8 +2,8 @@
 // is the real thing: which generation holds for which step, the samples held, tensors to chunks.
 //
 //   join -> formed -> register -> (write initial values) -> sealed -> start round -> step ... ->
-//   leave step: draw samples, compute, PushPull of every chunk, [Reduce], Boundary, wait for a
-//   change
+//   leave step: draw samples, compute, PushPull of every chunk, [Reduce], Boundary, [adopt the
+//   weights of a checkpoint], wait for a change
 //
 // An operation is sent again under the same identity after a broken connection (same sequence) or
 // an answer that says to (new sequence), until it is answered.
@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -47,7 +48,7 @@ class SimWorker final : public Process {
     if (!group_ || !group_->in_group()) return std::nullopt;
     return group_->current().id;
   }
-  bool training() const { return phase_ > Phase::kStartRound && phase_ < Phase::kReturning; }
+  bool training() const { return phase_ > Phase::kStartRound && phase_ < Phase::kAdopting; }
   // The group whose rounds it waits for, and since when it does what it does.
   std::optional<GroupId> waiting_group() const;
   Ticks since() const { return since_; }
@@ -74,7 +75,9 @@ class SimWorker final : public Process {
     kComputing,
     kReducing,
     kExchanging,
+    kAdopting,
     kReturning,
+    kCovering,
     kLeaving,
     kLeaveWait,
     kPassingOn,
@@ -96,6 +99,7 @@ class SimWorker final : public Process {
     uint32_t tries = 0;
     uint64_t last_sequence = 0;
     std::map<uint64_t, OpPtr> pending;
+    bool gone = false;  // no plan names it any more
   };
 
   // ---- sim_worker.cc: the life of a session
@@ -109,6 +113,10 @@ class SimWorker final : public Process {
   void StartRound();
   void BeginBoundary();
   void AwaitBoundary();
+  bool IsCurrent(TensorId tensor) const;
+  bool Lapses(TensorId tensor) const;
+  bool MustAdopt(bool leaving) const;
+  void Adopt();
   void AccountForStep();
   void Draw();
   void TakeBatch();
@@ -116,6 +124,8 @@ class SimWorker final : public Process {
   void Reduce();
   void Exchange();
   void Return();
+  void ReturnUnused();
+  void Cover();
   void Leave();
   void AwaitLeave();
   void Finish();
@@ -126,6 +136,9 @@ class SimWorker final : public Process {
   // ---- sim_worker_links.cc: operations
   Operation Header(OperationKind kind) const;
   void Issue(OpPtr op);
+  void AnswerGone();
+  std::vector<OpPtr> Pass(const std::set<NodeId>& owners, Step first, Step through, bool wait);
+  std::set<NodeId> Owners() const;
   void IssueChunks(OperationKind kind, size_t first, size_t last, Ordinal ordinal, Samples samples);
   void SendPending(NodeId owner);
   void Connect(NodeId owner);
@@ -149,7 +162,7 @@ class SimWorker final : public Process {
   void Apply(const RecallSamplesDirective&);
   void Apply(const EndJobDirective& directive);
   void Apply(const RemoveDirective&);
-  void FollowOwners();
+  void FollowOwners(const std::vector<ServerInfo>& servers_before);
   void OnHeartbeatDue();
   void Pump();
   WorkerReport MakeReport() const;
@@ -170,6 +183,7 @@ class SimWorker final : public Process {
   std::optional<GroupTracker> group_;
   Plan plan_;
   bool have_plan_ = false;
+  std::optional<uint32_t> lineage_;  // of the weights trained on
   JobGeneration placed_at_;
   bool written_ = false;
   std::vector<PlacedChunk> chunks_;  // of all tensors
@@ -183,7 +197,8 @@ class SimWorker final : public Process {
   std::vector<SampleRange> in_hand_;
   uint64_t used_this_step_ = 0;
   bool returns_rest_ = false;  // the rest is given back, not discarded
-  Step group_is_in_;           // without what this worker pushed
+  std::vector<OpPtr> covering_;
+  Step group_is_in_;  // without what this worker pushed
   WorkerLedger ledger_;
   std::deque<NodeRequest> outbox_;
   bool calling_ = false;

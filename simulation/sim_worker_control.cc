@@ -34,34 +34,37 @@ void SimWorker::OnDirective(const Directive& directive) {
 
 void SimWorker::Apply(const PlanDirective& directive) {
   if (have_plan_ && directive.plan.generation < plan_.generation) return;
+  const std::vector<ServerInfo> servers_before = std::move(plan_.servers);
   plan_ = directive.plan;
   have_plan_ = true;
+  if (!lineage_) lineage_ = plan_.lineage;
   if (std::exchange(new_stream_, false)) group_->OnNewStream();
   group_->OnPlan(plan_);
+  for (auto& [node, link] : links_) link.gone = true;
   for (const ServerInfo& server : plan_.servers) {
     links_[server.node].server = find_server_(server.name);
+    links_[server.node].gone = false;
   }
-  FollowOwners();
+  FollowOwners(servers_before);
+  AnswerGone();
   if (plan_.state == JobState::kStopped) Fail(absl::StrCat("the job was stopped: ", plan_.reason));
 }
 
-// As Session::FollowOwners: chunks may have moved.
-void SimWorker::FollowOwners() {
-  std::set<NodeId> before, newcomers;
-  for (const PlacedChunk& chunk : chunks_) before.insert(chunk.owner);
+// As Session::FollowOwners: chunks may have moved, owners started again under their names.
+void SimWorker::FollowOwners(const std::vector<ServerInfo>& servers_before) {
+  std::set<NodeId> before = Owners(), newcomers;
+  for (const ServerInfo& server : plan_.servers) {
+    const bool again =
+        std::any_of(servers_before.begin(), servers_before.end(), [&server](const ServerInfo& s) {
+          return s.node == server.node && s.incarnation != server.incarnation;
+        });
+    if (again) before.erase(server.node);
+  }
   for (PlacedChunk& chunk : chunks_) {
     chunk.owner = plan_.tensors[chunk.key.tensor.value()].owners[chunk.key.chunk.value()];
     if (before.count(chunk.owner) == 0) newcomers.insert(chunk.owner);
   }
-  if (!passed_) return;
-  for (const NodeId owner : newcomers) {
-    auto op = std::make_shared<Op>();
-    op->operation = Header(OperationKind::kBoundary);
-    op->operation.step = op->operation.origin_step = *passed_;
-    op->owner = owner;
-    op->waited_for = false;
-    Issue(std::move(op));
-  }
+  if (passed_ && group_->in_group()) Pass(newcomers, *passed_, *passed_, false);
 }
 
 void SimWorker::Apply(const RemoveDirective&) { AskToLeave(); }

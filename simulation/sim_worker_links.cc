@@ -30,6 +30,7 @@ void SimWorker::IssueChunks(OperationKind kind, size_t first, size_t last, Ordin
   const bool poison = kind == OperationKind::kPushPull && samples.value() > 0 &&
                       world()->random().Per100k(scenario_->not_finite);
   const size_t poisoned = poison ? world()->random().Below(last) : last;
+  const Samples asked = samples;
   std::vector<OpPtr> ops;
   for (size_t i = first; i < last; ++i) {
     const PlacedChunk& chunk = chunks_[i];
@@ -37,8 +38,16 @@ void SimWorker::IssueChunks(OperationKind kind, size_t first, size_t last, Ordin
     op->operation = Header(kind);
     op->operation.chunk = chunk.key;
     op->operation.ordinal = chunk.key.tensor == TensorId(0) && i == 0 ? ordinal : Ordinal(0);
+    const bool lapsed = kind == OperationKind::kPushPull && Lapses(chunk.key.tensor);
+    samples = lapsed ? Samples(0) : asked;
+    if (lapsed && chunk.key == ChunkKey{} && asked.value() > 0) {
+      used_this_step_ += asked.value();
+      ledger_.discarded += asked.value();
+      checker_->OnLapsed(self_, op->operation.group, op->operation.step);
+    }
     op->operation.samples = samples;
-    op->operation.base = bases_[i];
+    const bool pushes = kind == OperationKind::kPushPull && samples.value() > 0;
+    op->operation.base = pushes ? bases_[i] : Version{lineage_.value_or(0), 0};
     op->owner = chunk.owner;
     op->elements = chunk.range.length;
     if (samples.value() > 0) {
@@ -54,8 +63,47 @@ void SimWorker::IssueChunks(OperationKind kind, size_t first, size_t last, Ordin
   for (OpPtr& op : ops) Issue(std::move(op));
 }
 
+std::set<NodeId> SimWorker::Owners() const {
+  std::set<NodeId> owners;
+  for (const PlacedChunk& chunk : chunks_) owners.insert(chunk.owner);
+  return owners;
+}
+
+// A Boundary to each of them: nothing more comes up to this step.
+std::vector<SimWorker::OpPtr> SimWorker::Pass(const std::set<NodeId>& owners, Step first,
+                                              Step through, bool wait) {
+  passed_ = std::max(passed_.value_or(Step()), through);
+  std::vector<OpPtr> ops;
+  for (const NodeId owner : owners) {
+    auto op = std::make_shared<Op>();
+    op->operation = Header(OperationKind::kBoundary);
+    op->operation.step = first;
+    op->operation.origin_step = through;
+    op->owner = owner;
+    op->waited_for = wait;
+    ops.push_back(op);
+    Issue(std::move(op));
+  }
+  return ops;
+}
+
+// As OwnerLinks: what waits for an owner that no plan names any more is to be asked elsewhere.
+void SimWorker::AnswerGone() {
+  for (auto& [owner, link] : links_) {
+    if (!link.gone) continue;
+    for (const auto& [sequence, op] : std::exchange(link.pending, {})) {
+      if (op->waited_for) --outstanding_;
+      if (op->operation.kind != OperationKind::kBoundary) IssueAgain(op, Ticks(0));
+    }
+  }
+}
+
 void SimWorker::Issue(OpPtr op) {
   Link& link = links_.at(op->owner);
+  if (link.gone) {
+    if (op->operation.kind != OperationKind::kBoundary) IssueAgain(op, kRetryPause);
+    return;
+  }
   if (op->waited_for) ++outstanding_;
   op->needs_send = true;
   op->operation.sequence = Sequence(++link.last_sequence);
@@ -101,7 +149,10 @@ void SimWorker::Connect(NodeId owner) {
           Link& opened = links_.at(owner);
           opened.connecting = false;
           // One that broke before this was heard of has said so already, or will.
-          if (!connection.ok() || !(*connection)->open) return Connect(owner);
+          if (!connection.ok() || !(*connection)->open) {
+            if (!opened.pending.empty()) Connect(owner);
+            return;
+          }
           opened.tries = 0;
           opened.connection = *connection;
           SendPending(owner);
@@ -183,6 +234,10 @@ void SimWorker::Settle(const OpPtr& op, const DataReply& reply) {
     if (past || ended || (out && group_->goes_over())) return LeaveBehind(op, reply);
     if (without) return Fail("its group goes on without it");
   }
+  // A Boundary to one that owns nothing any more is of no use to anybody.
+  const bool moot =
+      mine.kind == OperationKind::kBoundary && reply.reply.status == OperationStatus::kNotOwner;
+  if (moot) return;
   switch (reply.reply.status) {
     case OperationStatus::kNotYet:
     case OperationStatus::kOldGeneration:
