@@ -302,7 +302,7 @@ void Core::Impl::TickJob(JobId id) {
   constexpr Ticks kLastReportWait = Seconds(3);
   JobRuntime& run = runtime(id);
   if (!run.ending.empty() && now_ - run.ended_at > kLastReportWait) {
-    for (NodeId owner : std::exchange(run.ending, {})) {
+    for (const auto& [owner, reported] : std::exchange(run.ending, {})) {
       Send(owner, EndJobDirective{id, job(id).state == JobState::kStopped, job(id).reason});
     }
   }

@@ -127,7 +127,9 @@ struct JobRuntime {
   // Where chunks lay, and on which servers, when there was nothing to move.
   std::pair<JobGeneration, std::vector<NodeId>> balanced;
   std::set<NodeId> released;  // servers that owned chunks once and know the job
-  std::set<NodeId> ending;    // owners that get EndJob after their last report
+  // Owners that get EndJob after their last report. A server reports again once it was answered:
+  // true means that the next report was made after the end.
+  std::map<NodeId, bool> ending;
   Ticks ended_at;
   Ticks started_at;
   std::map<NodeId, JobAtServer> at_server;
@@ -291,6 +293,7 @@ class Core::Impl {
   std::map<NodeId, scheduler::SettledSamples> SettleAt(JobId id, const CheckpointRecord& record,
                                                        uint64_t* lost) const;
   void FinishRestore(JobId id);
+  std::string TensorsLeftOut(const JobRecord& job) const;
   scheduler::SettledSamples SettledOf(const JobRecord& job, NodeId worker) const;
 
   // ---- core_moves.cc: chunks that change their owner
@@ -322,6 +325,7 @@ class Core::Impl {
   bool MayComeBack(JobId id, NodeId but, Ticks waited);
   void Unsettle(JobId id, NodeId worker);
   void Settle(JobId id, NodeId worker);
+  void SettleAll(JobId id);
   scheduler::SettledSamples CountedByOwners(JobId id, NodeId worker) const;
   uint64_t UsedByOwners(JobId id, NodeId worker) const;
 

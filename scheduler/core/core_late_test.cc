@@ -161,6 +161,8 @@ TEST_F(CoreTest, WhatADeadWorkerHeldIsSettledAlsoAfterTheEnd) {
   c.Feed(ProcessEndedEvent{c.joined.at(W(1)).self, "signal 9"});
   c.Ask(W(0), LeaveRequest{});
   ASSERT_EQ(c.Job("mnist").state, JobState::kFinished);
+  Report({{W(1), {1, 0}}});  // it was on its way
+  EXPECT_EQ(c.Job("mnist").returned, Samples(0));
   Report({{W(1), {4, 0}}});
   EXPECT_EQ(c.Job("mnist").applied, Samples(4));
   EXPECT_EQ(c.Job("mnist").returned, Samples(6));

@@ -136,8 +136,9 @@ void Core::Impl::ProposeMoves(JobId id) {
   for (const auto& [ends, sum] : sums) {
     Say(job(id).spec.name, "move",
         absl::StrCat("move ", change, ": ", sum.first, " chunks (", sum.second, " bytes) from ",
-                     node(ends.first).name, " to ", node(ends.second).name,
-                     node(ends.first).draining ? ", which drains" : ", which owns less"));
+                     node(ends.first).name, node(ends.first).draining ? ", which drains," : "",
+                     " to ", node(ends.second).name,
+                     node(ends.first).draining ? "" : ", which owns less"));
   }
   Decide(scheduler::ChunksMoved{id, job(id).generation + JobGeneration(1), change, moves});
   SendPlanToAll(id);

@@ -279,10 +279,12 @@ void Core::Impl::WorkerDied(const NodeRecord& dead, const std::string& cause) {
 void Core::Impl::ServerGone(const NodeRecord& dead, const std::string& how) {
   const std::string reason = absl::StrCat("server ", dead.name, " (", dead.host, ") ", how);
   Say("", "fence", reason);
-  std::vector<JobId> lost;
+  std::vector<JobId> lost, uncounted;
   for (const auto& [id, job] : state_.jobs) {
     if (job.active() && OwnersOf(job).count(dead.id) > 0) lost.push_back(id);
+    if (!job.active() && LeadOwnerOf(job) == dead.id) uncounted.push_back(id);
   }
+  for (JobId id : uncounted) SettleAll(id);
   for (JobId id : lost) {
     const std::string why = WhyNoRollBack(job(id));
     if (why.empty()) {
@@ -419,8 +421,15 @@ void Core::Impl::EndJob(JobId id, JobState state, bool failed, const std::string
   // Owners report once more before they drop the shards, so that the last counts are not lost.
   run.ended_at = now_;
   for (NodeId owner : OwnersOf(job(id))) {
-    if (node(owner).live()) run.ending.insert(owner);
+    if (node(owner).live()) run.ending.emplace(owner, false);
   }
+  for (const auto& [worker, account] : job(id).samples.accounts()) {
+    if (!account.outstanding.empty()) run.unsettled.insert(worker);
+  }
+  // One that has yet to load its shards has nothing to count.
+  const std::optional<NodeId> lead = LeadOwnerOf(job(id));
+  const bool counts = lead && node(*lead).live() && job(id).restore_from.empty();
+  if (!counts) SettleAll(id);
   for (NodeId server : run.released) {
     const auto known = state_.nodes.find(server);
     const bool live = known != state_.nodes.end() && known->second.live();

@@ -181,7 +181,7 @@ void Core::Impl::RollBack(JobId id, NodeId dead, const std::string& reason) {
   run.applied_history.clear();
   run.restoring_since = now_;
   // What gone workers trained on that nobody counted is lost with it: the rest is theirs unused.
-  for (NodeId worker : std::set<NodeId>(run.unsettled)) Settle(id, worker);
+  SettleAll(id);
   Say(job(id).spec.name, "rollback",
       absl::StrCat(reason, "; all shards return to ", to.path, " (step ",
                    LastStep(to.steps).value(), ", update ", to.updates, "), ", moved,
@@ -190,6 +190,15 @@ void Core::Impl::RollBack(JobId id, NodeId dead, const std::string& reason) {
                    job(id).lineage));
   AbortCut(id, reason);
   SendPlanToAll(id);
+}
+
+// A program that resumes may register them later, or has none of these names any more.
+std::string Core::Impl::TensorsLeftOut(const JobRecord& job) const {
+  if (job.checkpoints.empty()) return "";
+  const uint32_t held = job.checkpoints.front().tensors;
+  const bool from_it = job.checkpoints.front().path == job.restore_from;
+  if (!from_it || job.tensors.size() >= held) return "";
+  return absl::StrCat(", with ", job.tensors.size(), " of its ", held, " tensors");
 }
 
 // Once every owner has loaded its shards the job goes on.
@@ -212,10 +221,11 @@ void Core::Impl::FinishRestore(JobId id) {
   const auto ms = static_cast<uint64_t>((now_ - since).value() / 1'000'000);
   scheduler::Restored restored{id, job(id).rollbacks};
   if (job(id).rollbacks.count > 0) restored.totals.milliseconds += ms;
+  const std::string left_out = TensorsLeftOut(job(id));
   Decide(restored);
   Say(job(id).spec.name, "restored",
       absl::StrCat("all shards are loaded from ", path, " after ", ms, " ms, on ",
-                   OwnersOf(job(id)).size(), " servers"));
+                   OwnersOf(job(id)).size(), " servers", left_out));
   std::vector<TensorId> open;
   for (const TensorPlan& tensor : job(id).tensors) {
     if (!tensor.sealed) open.push_back(tensor.id);

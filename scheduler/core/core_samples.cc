@@ -198,8 +198,11 @@ void Core::Impl::Settle(JobId id, NodeId worker) {
   Decide(scheduler::SamplesReturned{id, worker, rest, used});
   Say(job(id).spec.name, "samples",
       absl::StrCat(scheduler::CountOf(rest), " samples of worker ", node(worker).name,
-                   ", which is gone, ",
-                   job(id).active() ? "are handed out again" : "were not used"));
+                   job(id).active() ? ", which is gone, are handed out again" : " were not used"));
+}
+
+void Core::Impl::SettleAll(JobId id) {
+  for (NodeId worker : std::set<NodeId>(runtime(id).unsettled)) Settle(id, worker);
 }
 
 void Core::Impl::On(const NodeRecord& from, RequestId request, ServerReport& body) {
@@ -259,15 +262,18 @@ void Core::Impl::On(const NodeRecord& from, RequestId request, ServerReport& bod
                          std::any_of(run.fences.begin(), run.fences.end(), [&](const auto& f) {
                            return f.second.awaited.count(server) > 0;
                          });
-    if (fencing) continue;
-    for (NodeId worker : std::set<NodeId>(run.unsettled)) Settle(report.job, worker);
+    const auto ending = run.ending.find(server);
+    const bool of_before_the_end = ending != run.ending.end() && !ending->second;
+    if (fencing || of_before_the_end) continue;
+    SettleAll(report.job);
     if (it->second.active()) ServeDraws(report.job);
   }
   sessions_[server].server = std::move(body);
   for (auto& [id, run] : runtimes_) {
-    if (run.ending.erase(server) > 0) {
-      Send(server, EndJobDirective{id, job(id).state == JobState::kStopped, job(id).reason});
-    }
+    const auto ending = run.ending.find(server);
+    if (ending == run.ending.end() || !std::exchange(ending->second, true)) continue;
+    run.ending.erase(ending);
+    Send(server, EndJobDirective{id, job(id).state == JobState::kStopped, job(id).reason});
   }
 }
 

@@ -215,6 +215,8 @@ TEST_F(CoreTest, OwnersGetEndOfJobAfterTheirLastReport) {
   Register(W(0));
   c.Ask(W(0), LeaveRequest{"done", 0, {}});
   EXPECT_TRUE(c.Received<EndJobDirective>("server-0").empty());
+  Report({{W(0), {20, 0}}});  // it was on its way
+  EXPECT_TRUE(c.Received<EndJobDirective>("server-0").empty());
   Report({{W(0), {30, 0}}});
   EXPECT_EQ(c.Received<EndJobDirective>("server-0").size(), 1u);
   EXPECT_EQ(c.Job("mnist").applied, Samples(30));

@@ -9,7 +9,7 @@
 //   MS | stop JOB applied SERVER WORKER N [lineage=L] | status JOB | recover | progress WORKER STEP
 //   counted WORKER APPLIED UPDATES (what owners say with their parts of cuts from now on)
 //   checkpoint-job JOB | adopted WORKER LINEAGE [EPOCH BEGIN END] | resume JOB PATH [step=S]
-//   [epoch=E] [position=P] [samples=N] [lineage=L] | manifest (the newest, in short)
+//   [epoch=E] [position=P] [samples=N] [lineage=L] [tensors=N] | manifest (the newest, in short)
 //   move WORKER GROUP|new | in WORKER GROUP STEP [us=STEP-TIME] (a report)
 //   Options of worker: every=STEPS dir=DIR keep=N loss=stop
 #include <gtest/gtest.h>
@@ -208,7 +208,7 @@ class Script {
       m.updates = LastStep(m.steps).value();
       m.samples.epoch = Epoch(Number(Option(w, "epoch", "0")));
       m.samples.position = Number(Option(w, "position", "0"));
-      m.tensors.resize(1);
+      m.tensors.resize(Number(Option(w, "tensors", "1")));
       const absl::Status status = c_.TryOperate(request);
       absl::StrAppend(&out_, "reply: ", status.ToString(), "\n");
     } else if (command == "counted") {
