@@ -277,7 +277,8 @@ TEST(QuorumTest, TheDeathOfOneThatIsInADecidedPush) {
   });
 }
 
-// A worker ends without a word in the middle of a step, again and again; the rest train on.
+// A worker ends without a word in the middle of a step, again and again; the rest train on, and
+// leave once it is known to be dead.
 TEST(QuorumTest, DeathsWithAQuorumHoldNobodyUp) {
   ChainCluster cluster(2);
   for (int round = 0; round < 4; ++round) {
@@ -292,10 +293,18 @@ TEST(QuorumTest, DeathsWithAQuorumHoldNobodyUp) {
         return session->PushPull(tensor, gradient, weights, {}).status();
       }
       PACELINE_RETURN_IF_ERROR(TrainSteps(*session, tensor, kElements, 30));
+      const bool dead =
+          cluster.Await(job.name, [](const JobView& v) { return v.workers_live <= 3; });
+      if (!dead) return absl::DeadlineExceededError("nobody was declared dead");
       return session->Leave("done");
     });
-    EXPECT_TRUE(
-        cluster.Await(job.name, [](const JobView& v) { return v.state == JobState::kFinished; }));
+    JobView last;
+    EXPECT_TRUE(cluster.Await(job.name,
+                              [&](const JobView& v) {
+                                last = v;
+                                return v.state == JobState::kFinished;
+                              }))
+        << Absl(Name(last.state)) << ": " << last.reason;
   }
 }
 
