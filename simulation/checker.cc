@@ -78,8 +78,11 @@ void Checker::OnLastSamples(const scheduler::Entry& entry) {
     const bool of_dead = std::any_of(dead_.begin(), dead_.end(), [&](const NodeRef& node) {
       return node.node == returned->worker;
     });
-    if (finished_ && of_dead) {
-      never_used_.insert(never_used_.end(), returned->ranges.begin(), returned->ranges.end());
+    for (const SampleRange& range : returned->ranges) {
+      for (uint64_t i = range.begin; of_dead && i < range.end; ++i) {
+        returned_.insert({range.epoch, i});
+        if (finished_) never_used_.insert({range.epoch, i});
+      }
     }
   }
 }
@@ -123,6 +126,7 @@ void Checker::OnDrawn(NodeRef to, const std::vector<SampleRange>& ranges,
         return Fail("one lease", "sample ", i, " of epoch ", range.epoch.value(), " is handed to ",
                     Text(to), " while ", Text(sample.holder), " holds it");
       }
+      returned_.erase({range.epoch, i});
       sample.holder = to;
       sample.held = true;
       sample.lost = false;
@@ -235,12 +239,14 @@ void Checker::OnLeadReport(const JobAtServer& report) {
 
 // ---- The end ----------------------------------------------------------------------------------
 
-void Checker::OnFinished(const JobView& job) {
+void Checker::OnFinished(const JobView& job, const Circumstances& circumstances) {
   if (job.drawn != job.applied + job.discarded + job.returned) {
     Fail("ledger", "the scheduler counts drawn ", job.drawn.value(), " but applied ",
          job.applied.value(), " + discarded ", job.discarded.value(), " + returned ",
          job.returned.value());
   }
+  if (circumstances.counts_lost) return;
+  if (circumstances.asked_to_leave) never_used_ = returned_;
   uint64_t applied = 0;
   uint64_t discarded = 0;
   const Counted& of_newest = owner_counts_[lineage()];
@@ -268,14 +274,12 @@ void Checker::OnFinished(const JobView& job) {
   const bool by_step =
       scenario_->job.deterministic && scenario_->job.groups.kind == GroupSpec::Kind::kOne;
   if (by_step) return;  // the parts of members that died are nobody's
-  const uint64_t unused = scheduler::CountOf(never_used_);
+  const uint64_t unused = never_used_.size();
   if (applied + discarded + unused != job.total.value()) {
     Fail("ledger", applied, " applied + ", discarded, " discarded + ", unused,
          " never used samples of ", job.total.value());
   }
-  for (const SampleRange& range : never_used_) {
-    for (uint64_t i = range.begin; i < range.end; ++i) samples_[{range.epoch, i}].over = true;
-  }
+  for (const SampleKey& key : never_used_) samples_[key].over = true;
   for (uint64_t epoch = 0; epoch < scenario_->job.epochs; ++epoch) {
     for (uint64_t i = 0; i < scenario_->job.sample_count; ++i) {
       const Sample& sample = samples_[{Epoch(epoch), i}];

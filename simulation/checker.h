@@ -105,7 +105,11 @@ class Checker {
   void OnLeft(NodeRef self, const WorkerLedger& ledger);
 
   // ---- The end, when the job is finished.
-  void OnFinished(const JobView& job);
+  struct Circumstances {
+    bool counts_lost = false;     // the last ones, with their server
+    bool asked_to_leave = false;  // those that were to stay may have died
+  };
+  void OnFinished(const JobView& job, const Circumstances& circumstances);
 
   // When a group last had a round decided, and how many updates there were.
   std::map<GroupId, Ticks> progress() const { return progress_; }
@@ -115,6 +119,7 @@ class Checker {
   // That the scheduler knows of, and would return to.
   uint64_t recorded_checkpoints() const { return recorded_; }
   uint64_t rollbacks() const { return rollbacks_.size(); }
+  Ticks rolled_back_at() const { return rolled_back_at_; }
 
  private:
   void OnLastSamples(const scheduler::Entry& entry);
@@ -233,10 +238,12 @@ class Checker {
   std::map<Version, std::map<NodeId, uint64_t>> applied_at_;        // of the lead chunk
   Counted settled_;                                                 // as the scheduler decided
   uint64_t recorded_ = 0;
+  Ticks rolled_back_at_;
 
   std::set<NodeRef> dead_;
-  bool finished_ = false;  // the job
-  std::vector<SampleRange> never_used_;
+  bool finished_ = false;           // the job
+  std::set<SampleKey> returned_;    // by those that are dead, and not drawn again
+  std::set<SampleKey> never_used_;  // of these: since the end
 };
 
 }  // namespace paceline::simulation

@@ -105,6 +105,7 @@ void Checker::OnRolledBack(const scheduler::RolledBack& back) {
     return Fail("restore", "the job returns to ", back.path, ", which is not there");
   }
   rollbacks_[back.lineage] = back.path;
+  rolled_back_at_ = world_->now();
   const Version to = saved->second.at(kLead).state.version;
   settled_.clear();
   for (const auto& [node, settled] : back.settled) {

@@ -5,7 +5,8 @@
 namespace paceline::simulation {
 namespace {
 
-constexpr Ticks kServerTimeout = Milliseconds(5500);  // as the scheduler's options
+constexpr Ticks kServerTimeout = Milliseconds(5500);  // as the scheduler's options, and a bit
+constexpr Ticks kLook = Milliseconds(50);
 
 }  // namespace
 
@@ -128,13 +129,21 @@ void Faults::KillServer() {
   const NodeRef self = victim->self();
   victim->Kill();
   if (seen) cluster_->scheduler->ProcessEnded(self);
-  // Groups wait for as long as the scheduler may take it for alive.
+  server_killed_at_ = world_->now();
   ++away_;
-  world_->After(seen ? Ticks(0) : kServerTimeout, [this] {
-    --away_;
-    Disturb();
-  });
+  AwaitFence(self, world_->now());
   RestartServer(victim, world_->random().TimeBetween(Milliseconds(1), Seconds(7)));
+}
+
+// Groups wait for as long as the scheduler may take it for alive.
+void Faults::AwaitFence(NodeRef server, Ticks killed_at) {
+  const Ticks since = std::max(killed_at, scheduler_back_at_);
+  const bool up = cluster_->scheduler->running();
+  if (up && (!cluster_->scheduler->Knows(server) || world_->now() - since > kServerTimeout)) {
+    --away_;
+    return Disturb();
+  }
+  world_->After(kLook, [this, server, killed_at] { AwaitFence(server, killed_at); });
 }
 
 void Faults::RestartServer(SimServer* server, Ticks delay) {
@@ -161,7 +170,10 @@ void Faults::StopScheduler() {
   const Ticks duration = world_->random().TimeBetween(Milliseconds(20), Seconds(4));
   ++away_;
   StopFor(cluster_->scheduler, duration);
-  world_->After(duration, [this] { --away_; });
+  world_->After(duration, [this] {
+    --away_;
+    scheduler_back_at_ = world_->now();
+  });
 }
 
 void Faults::KillScheduler() {
@@ -185,6 +197,7 @@ void Faults::StartSchedulerAgain() {
   world_->After(world_->random().TimeBetween(Milliseconds(5), Seconds(2)), [this] {
     --away_;
     Disturb();
+    scheduler_back_at_ = world_->now();
     cluster_->scheduler->Start();
   });
 }
@@ -226,6 +239,7 @@ void Faults::AskToLeave() {
   if (victim == nullptr) return;
   world_->Trace("fault: ", victim->name(), " is asked to leave");
   victim->AskToLeave();
+  asked_to_leave_ = true;
 }
 
 // Mostly to where another one is; to where it is, or where no group is, is refused.

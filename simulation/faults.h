@@ -33,6 +33,10 @@ class Faults {
   // that a group cannot do without.
   Ticks disturbed_at() const;
   uint32_t happened() const { return happened_; }
+  // Somebody was: those that were to stay may die.
+  bool asked_to_leave() const { return asked_to_leave_; }
+  // When a server was last killed; 0: never.
+  Ticks server_killed_at() const { return server_killed_at_; }
 
  private:
   void Next();
@@ -58,6 +62,7 @@ class Faults {
   void Checkpoint();
   void Restart(SimWorker* worker, Ticks delay);
   void RestartServer(SimServer* server, Ticks delay);
+  void AwaitFence(NodeRef server, Ticks killed_at);
   void Disturb() { disturbed_at_ = world_->now(); }
   // A worker that the job can do without; null when there is none.
   SimWorker* Victim();
@@ -70,7 +75,10 @@ class Faults {
   uint32_t happened_ = 0;
   uint32_t away_ = 0;  // servers or the scheduler, stopped or dead
   bool over_ = false;
+  bool asked_to_leave_ = false;
   Ticks disturbed_at_;
+  Ticks server_killed_at_;
+  Ticks scheduler_back_at_;  // newest start, or end of a stop
 };
 
 }  // namespace paceline::simulation

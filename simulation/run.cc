@@ -15,6 +15,8 @@ constexpr Ticks kLongest = Seconds(150);
 constexpr Ticks kFaultsUntil = Seconds(20);
 // Owners report what they counted after the last worker has left.
 constexpr Ticks kLastReports = Seconds(4);
+// Until the scheduler misses a server that died at the end.
+constexpr Ticks kMissed = Seconds(8);
 
 class Simulation {
  public:
@@ -117,9 +119,12 @@ class Simulation {
     world_.RunUntil(world_.now() + kLastReports);
     if (world_.violation()) return true;
     if (!scheduler_.running()) world_.RunUntil(world_.now() + Seconds(5));
+    // With all workers gone nothing returns to a checkpoint.
+    const bool counts_lost = faults_->server_killed_at() > checker_.rolled_back_at();
+    if (counts_lost) world_.RunUntil(world_.now() + kMissed);
     job = TheJob();
     if (!job) return true;
-    checker_.OnFinished(*job);
+    checker_.OnFinished(*job, {counts_lost, faults_->asked_to_leave()});
     result->balanced = true;
     return true;
   }

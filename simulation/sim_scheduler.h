@@ -96,6 +96,8 @@ class SimScheduler final : public Process {
   // What an operator would see. Only while it runs.
   ClusterView Status();
   SimJournal& journal() { return journal_; }
+  // Whether it takes it for alive.
+  bool Knows(NodeRef node) const { return core_->CheckNode(node).ok(); }
 
  protected:
   void OnStart() override;
