@@ -133,8 +133,8 @@ class Session {
   virtual absl::StatusOr<OperationHandle> Push(TensorId tensor, std::span<const float> gradient,
                                                const OperationOptions& options) = 0;
   // The group's sum into `sum`; nothing is applied. Zeros of 0 samples, where late contributions
-  // are dropped (JobSpec::late) and the group went on without this one, and in the step in which the
-  // job returns to a checkpoint.
+  // are dropped (JobSpec::late) and the group went on without this one, and in the step in which
+  // the job returns to a checkpoint.
   virtual absl::StatusOr<OperationHandle> Reduce(TensorId tensor, std::span<const float> values,
                                                  std::span<float> sum,
                                                  const OperationOptions& options) = 0;
