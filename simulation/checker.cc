@@ -68,20 +68,16 @@ void Checker::OnDurable(const JournalEntry& entry) {
   }
 }
 
-// A worker that dies while all others leave has samples that nobody is left to use.
+// What comes back after the end: of a worker that died while all others left, say.
 void Checker::OnLastSamples(const scheduler::Entry& entry) {
   if (const auto* gone = std::get_if<scheduler::NodeGone>(&entry)) {
     if (gone->dead) dead_.insert(gone->node);
   } else if (const auto* state = std::get_if<scheduler::JobStateChanged>(&entry)) {
     finished_ = finished_ || (state->job == kJob && state->state == JobState::kFinished);
   } else if (const auto* returned = std::get_if<scheduler::SamplesReturned>(&entry)) {
-    const bool of_dead = std::any_of(dead_.begin(), dead_.end(), [&](const NodeRef& node) {
-      return node.node == returned->worker;
-    });
     for (const SampleRange& range : returned->ranges) {
-      for (uint64_t i = range.begin; of_dead && i < range.end; ++i) {
-        returned_.insert({range.epoch, i});
-        if (finished_) never_used_.insert({range.epoch, i});
+      for (uint64_t i = range.begin; finished_ && i < range.end; ++i) {
+        never_used_.insert({range.epoch, i});
       }
     }
   }
@@ -126,7 +122,6 @@ void Checker::OnDrawn(NodeRef to, const std::vector<SampleRange>& ranges,
         return Fail("one lease", "sample ", i, " of epoch ", range.epoch.value(), " is handed to ",
                     Text(to), " while ", Text(sample.holder), " holds it");
       }
-      returned_.erase({range.epoch, i});
       sample.holder = to;
       sample.held = true;
       sample.lost = false;
@@ -246,7 +241,6 @@ void Checker::OnFinished(const JobView& job, const Circumstances& circumstances)
          job.returned.value());
   }
   if (circumstances.counts_lost) return;
-  if (circumstances.asked_to_leave) never_used_ = returned_;
   uint64_t applied = 0;
   uint64_t discarded = 0;
   const Counted& of_newest = owner_counts_[lineage()];
@@ -274,6 +268,7 @@ void Checker::OnFinished(const JobView& job, const Circumstances& circumstances)
   const bool by_step =
       scenario_->job.deterministic && scenario_->job.groups.kind == GroupSpec::Kind::kOne;
   if (by_step) return;  // the parts of members that died are nobody's
+  if (circumstances.nobody_stayed) return;
   const uint64_t unused = never_used_.size();
   if (applied + discarded + unused != job.total.value()) {
     Fail("ledger", applied, " applied + ", discarded, " discarded + ", unused,

@@ -106,8 +106,9 @@ class Checker {
 
   // ---- The end, when the job is finished.
   struct Circumstances {
-    bool counts_lost = false;     // the last ones, with their server
-    bool asked_to_leave = false;  // those that were to stay may have died
+    bool counts_lost = false;  // the last ones, with their server
+    bool nobody_stayed =
+        false;  // who left before the samples were used up was asked to, the rest died
   };
   void OnFinished(const JobView& job, const Circumstances& circumstances);
 
@@ -242,8 +243,7 @@ class Checker {
 
   std::set<NodeRef> dead_;
   bool finished_ = false;           // the job
-  std::set<SampleKey> returned_;    // by those that are dead, and not drawn again
-  std::set<SampleKey> never_used_;  // of these: since the end
+  std::set<SampleKey> never_used_;  // returned since the end
 };
 
 }  // namespace paceline::simulation

@@ -239,7 +239,6 @@ void Faults::AskToLeave() {
   if (victim == nullptr) return;
   world_->Trace("fault: ", victim->name(), " is asked to leave");
   victim->AskToLeave();
-  asked_to_leave_ = true;
 }
 
 // Mostly to where another one is; to where it is, or where no group is, is refused.

@@ -33,8 +33,6 @@ class Faults {
   // that a group cannot do without.
   Ticks disturbed_at() const;
   uint32_t happened() const { return happened_; }
-  // Somebody was: those that were to stay may die.
-  bool asked_to_leave() const { return asked_to_leave_; }
   // When a server was last killed; 0: never.
   Ticks server_killed_at() const { return server_killed_at_; }
 
@@ -75,7 +73,6 @@ class Faults {
   uint32_t happened_ = 0;
   uint32_t away_ = 0;  // servers or the scheduler, stopped or dead
   bool over_ = false;
-  bool asked_to_leave_ = false;
   Ticks disturbed_at_;
   Ticks server_killed_at_;
   Ticks scheduler_back_at_;  // newest start, or end of a stop

@@ -124,7 +124,10 @@ class Simulation {
     if (counts_lost) world_.RunUntil(world_.now() + kMissed);
     job = TheJob();
     if (!job) return true;
-    checker_.OnFinished(*job, {counts_lost, faults_->asked_to_leave()});
+    const bool nobody_stayed = std::none_of(
+        cluster_.workers.begin(), cluster_.workers.end(),
+        [](const auto& worker) { return worker->left() && !worker->asked_to_leave(); });
+    checker_.OnFinished(*job, {counts_lost, nobody_stayed});
     result->balanced = true;
     return true;
   }
