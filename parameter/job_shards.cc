@@ -125,10 +125,13 @@ void JobShards::OnBoundary(const Operation& operation,
   }
   groups_.Cover(operation.group, operation.sender, operation.incarnation, operation.origin_step);
   const NodeRef member{operation.sender, operation.incarnation};
-  unused_.Add(operation.group, member, operation.origin_step, operation.samples);
+  // What it drew before it adopts the lineage the scheduler counts.
+  const bool adopted = plan_ == nullptr || operation.lineage >= plan_->plan.lineage;
+  const Samples unused = adopted ? operation.samples : Samples(0);
+  unused_.Add(operation.group, member, operation.origin_step, unused);
   for (auto& [key, shard] : shards_) {
     shard.Acknowledge(operation);
-    shard.Unused(operation.group, member, operation.origin_step, operation.samples);
+    shard.Unused(operation.group, member, operation.origin_step, unused);
     if (shard.open_rounds() > 0) shard.OnCovered(operation.group, now, replies);
     if (shard.holds_taken_over()) shard.ForgetTakenOver(operation.group);
   }

@@ -22,6 +22,7 @@ class CutOfAnOwner : public testing::Test {
   Operation Of(OperationKind kind, uint32_t member, uint64_t step) {
     Operation op = OperationOf(kind, member, step, ++sequence_, kBytes);
     op.base = owner_.shards.shard(kFirst)->version();
+    op.lineage = owner_.shards.plan()->lineage;
     return op;
   }
   std::span<const std::byte> Ones() { return std::as_bytes(std::span(ones_)); }
@@ -146,13 +147,22 @@ TEST_F(CutOfAnOwner, OneThatHasNotAdoptedTheNewLineageWaitsForNobody) {
   nothing.total_bytes = 0;
   Operation sum = Of(OperationKind::kReduce, 0, 1);
   sum.ordinal = Ordinal(1);
-  nothing.base = sum.base = {0, 0};
+  // It has fetched these weights already, but not all.
+  Operation push = Of(OperationKind::kPush, 0, 1);
+  push.ordinal = Ordinal(2);
+  nothing.lineage = sum.lineage = push.lineage = 0;
   owner_.Send(nothing, Piece{});
   owner_.Send(sum, Ones());
+  owner_.Send(push, Ones());
   EXPECT_THAT(owner_.Statuses(),
-              ElementsAre(OperationStatus::kDiscarded, OperationStatus::kDiscarded));
-  EXPECT_EQ(Discarded(owner_.shards.Report().workers), 0u);
-  nothing.base = {1, 0};
+              ElementsAre(OperationStatus::kDiscarded, OperationStatus::kDiscarded,
+                          OperationStatus::kDiscarded));
+  Operation end = OperationOf(OperationKind::kBoundary, 0, 1, ++sequence_, 0);
+  end.samples = Samples(3);
+  owner_.SendBoundary(end);
+  EXPECT_EQ(Discarded(owner_.shards.Report().workers), 0u) << "the scheduler counts it";
+  owner_.replies.clear();
+  nothing.lineage = 1;
   nothing.step = nothing.origin_step = Step(2);
   nothing.sequence = Sequence(++sequence_);
   owner_.Send(nothing, Piece{});

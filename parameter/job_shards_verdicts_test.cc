@@ -31,6 +31,7 @@ class QuorumOwner : public testing::Test {
         OperationOf(OperationKind::kPush, member, step, ++sequence_, ones_.size() * sizeof(float));
     op.origin_step = Step(origin == 0 ? step : origin);
     op.base = owner.shards.shard(kFirst)->version();
+    op.lineage = owner.shards.plan()->lineage;
     owner.Send(op, std::as_bytes(std::span(ones_)));
     std::vector<std::pair<uint32_t, OperationStatus>> answers;
     for (const Reply& reply : std::exchange(owner.replies, {})) {
@@ -125,6 +126,7 @@ class QuorumAsker : public QuorumOwner {
         OperationOf(OperationKind::kPush, member, step, ++sequence_, ones_.size() * sizeof(float));
     op.chunk = kSecond;
     op.base = b_.shards.shard(kSecond)->version();
+    op.lineage = b_.shards.plan()->lineage;
     b_.Send(op, std::as_bytes(std::span(ones_)));
   }
   static std::vector<std::byte> VerdictOn(uint64_t step, const std::vector<uint32_t>& members) {

@@ -64,6 +64,7 @@ struct Operation {
   Ordinal ordinal;
   ChunkKey chunk;
   Version base;
+  uint32_t lineage = 0;  // that its sender has adopted
   Samples samples;
   float learning_rate = 0;
   DType dtype = DType::kF32;

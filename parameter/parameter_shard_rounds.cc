@@ -63,7 +63,7 @@ OperationStatus ParameterShard::Check(const Operation& operation) const {
   const bool empty_handed = operation.samples.value() == 0 && operation.total_bytes == 0;
   if (operation.total_bytes != bytes && !empty_handed) return OperationStatus::kBadRequest;
   // Others of its group may have had their answer before the return to a checkpoint.
-  if (operation.base.lineage < restored_lineage_) return OperationStatus::kDiscarded;
+  if (operation.lineage < restored_lineage_) return OperationStatus::kDiscarded;
   if (operation.kind == OperationKind::kReduce) return OperationStatus::kOk;
   if (settings_.optimizer == nullptr) return OperationStatus::kNoOptimizer;
   if (operation.samples.value() == 0) return OperationStatus::kOk;
@@ -283,8 +283,8 @@ void ParameterShard::Discard(const Operation& operation, std::optional<Step> lat
   Reply reply = MakeReply(operation, OperationStatus::kDiscarded);
   reply.open_step = late.value_or(Step(0));
   kept->reply = reply;
-  // What was pushed on weights that a checkpoint has replaced is counted by the scheduler.
-  const bool rolled_back = operation.base.lineage < restored_lineage_;
+  // What was pushed before the lineage was adopted is counted by the scheduler.
+  const bool rolled_back = operation.lineage < restored_lineage_;
   if (settings_.lead && KindOf(operation.kind) == RoundKind::kApply && !rolled_back) {
     if (late) {
       recorder_.Dropped(operation.group, operation.sender, operation.samples);

@@ -80,7 +80,7 @@ void Checker::OnVerdict(uint32_t lineage, PushKey push, const Verdict& verdict) 
 void Checker::CheckFate(const Reply& reply) {
   const Operation& op = reply.to;
   if (op.samples.value() == 0 || reply.status == OperationStatus::kNotFinite) return;
-  if (op.base.lineage < lineage()) return;  // part of it may be lost, part discarded
+  if (op.lineage < lineage()) return;  // part of it may be lost, part discarded
   if (dead_.contains({op.sender, op.incarnation})) return;  // nor is it pushed again
   std::optional<Step> fate;
   if (reply.status == OperationStatus::kOk) fate = op.step;

@@ -19,6 +19,7 @@ Operation SimWorker::Header(OperationKind kind) const {
   op.sender = self_.node;
   op.incarnation = self_.incarnation;
   op.job_generation = plan_.generation;
+  op.lineage = lineage_.value_or(plan_.lineage);
   op.group = group_->current().id;
   op.group_generation = group_->current().generation;
   op.step = op.origin_step = group_->step();
@@ -46,8 +47,7 @@ void SimWorker::IssueChunks(OperationKind kind, size_t first, size_t last, Ordin
       checker_->OnLapsed(self_, op->operation.group, op->operation.step);
     }
     op->operation.samples = samples;
-    const bool pushes = kind == OperationKind::kPushPull && samples.value() > 0;
-    op->operation.base = pushes ? bases_[i] : Version{lineage_.value_or(0), 0};
+    op->operation.base = bases_[i];
     op->owner = chunk.owner;
     op->elements = chunk.range.length;
     if (samples.value() > 0) {

@@ -49,7 +49,8 @@ enum Position : size_t {
   kAtPlacementOffset = 152,
   kAtPlacementArena = 160,
   kAtPlacementTicket = 164,
-  kAtReserved3 = 168,
+  kAtAdopted = 168,
+  kAtReserved3 = 172,
   kAtHeaderChecksum = 184,
 };
 
@@ -271,6 +272,7 @@ void EncodeHeader(const FrameHeader& header, EncodedHeader& out) {
   Put<uint64_t>(out, kAtPlacementOffset, header.placement.offset);
   Put<uint32_t>(out, kAtPlacementArena, header.placement.arena);
   Put<uint32_t>(out, kAtPlacementTicket, header.placement.ticket);
+  Put<uint32_t>(out, kAtAdopted, header.lineage);
   Put<uint64_t>(out, kAtHeaderChecksum, Checksum(std::span(out).first(kAtHeaderChecksum)));
 }
 
@@ -311,6 +313,7 @@ absl::StatusOr<FrameHeader> DecodeHeader(std::span<const std::byte> bytes) {
   header.placement = {.arena = Get<uint32_t>(bytes, kAtPlacementArena),
                       .ticket = Get<uint32_t>(bytes, kAtPlacementTicket),
                       .offset = Get<uint64_t>(bytes, kAtPlacementOffset)};
+  header.lineage = Get<uint32_t>(bytes, kAtAdopted);
   PACELINE_RETURN_IF_ERROR(CheckExtent(header));
   return header;
 }

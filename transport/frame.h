@@ -101,6 +101,7 @@ struct FrameHeader {
   Sequence sequence;      // of the sender's operations to this receiver, from 1; replies echo it
   Sequence acknowledged;  // the sender has the replies to all its operations up to this one
   Samples samples;        // in the gradient; reply to Reduce: in the sum
+  uint32_t lineage = 0;   // request of a worker: that it has adopted, whatever its base is of
   float learning_rate = 0;
   DType dtype = DType::kF32;
   uint8_t codec = 0;      // 0 = none

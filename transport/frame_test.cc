@@ -32,6 +32,7 @@ FrameHeader Example() {
   header.sequence = Sequence(0xc1c2c3c4c5c6c7c8);
   header.acknowledged = Sequence(0xd1d2d3d4d5d6d7d8);
   header.samples = Samples(0xe1e2e3e4e5e6e7e8);
+  header.lineage = 0x4a4b4c4d;
   header.learning_rate = 0.5f;  // 0x3f000000
   header.dtype = DType::kBF16;
   header.codec = 7;
@@ -66,7 +67,7 @@ constexpr uint8_t kGolden[184] = {
     0xf8, 0xf7, 0xf6, 0xf5, 0xf4, 0xf3, 0xf2, 0xf1,                   // 144 payload checksum
     0x38, 0x37, 0x36, 0x35, 0x34, 0x33, 0x32, 0x31,                   // 152 place in the arena
     0x1d, 0x1c, 0x1b, 0x1a,  0x2d, 0x2c, 0x2b, 0x2a,                  // 160 arena, ticket
-    0, 0, 0, 0, 0, 0, 0, 0,  0, 0, 0, 0, 0, 0, 0, 0,                  // 168 reserved
+    0x4d, 0x4c, 0x4b, 0x4a,  0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,      // 168 adopted, reserved
 };
 // clang-format on
 

@@ -47,6 +47,7 @@ absl::Status SessionImpl::Adopt(bool leaving) {
   PACELINE_RETURN_IF_ERROR(CallScheduler(adopted).status());
   MutexLock lock(&mutex_);
   lineage_ = adopted.lineage;
+  passed_unused_ = Samples(0);  // is settled
   return absl::OkStatus();
 }
 

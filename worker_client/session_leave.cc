@@ -34,12 +34,13 @@ void SessionImpl::ReturnUnused() {
   if (!unused.ranges.empty()) outbox_.push_back(std::move(unused));
 }
 
-// Should it end before it hears from which step the others do without it, nobody waits for it.
+// Should it end before it hears from which step the others do without it, nobody waits for it; nor
+// does a checkpoint.
 absl::Status SessionImpl::CoverForGood() {
   Step now;
   {
     MutexLock lock(&mutex_);
-    if (!group_->in_group() || (group_->alone() && !pushed_this_step_)) return absl::OkStatus();
+    if (!group_->in_group()) return absl::OkStatus();
     now = group_->step();
   }
   return SendBoundary(now, now + kForGood, Samples(0), kForGoodPatience);

@@ -30,6 +30,7 @@ FrameHeader SessionImpl::BaseHeader() const {
   FrameHeader header;
   header.job = joined_.job;
   header.job_generation = plan_.generation;
+  header.lineage = lineage_.value_or(plan_.lineage);
   header.group = group_->current().id;
   header.group_generation = group_->current().generation;
   header.step = group_->step();
@@ -95,12 +96,7 @@ std::shared_ptr<ChunkOp> SessionImpl::MakeChunkOp(const OpRequest& request, cons
     op->header.ordinal = tensor.next_ordinal;
     op->header.samples = samples;
     op->header.learning_rate = request.options.learning_rate;
-    // Of what carries no gradient only the lineage counts.
-    if (!IsPush(request.kind) || samples == Samples(0)) {
-      op->header.version = {lineage_.value_or(plan_.lineage), 0};
-    } else if (!tensor.bases.empty()) {
-      op->header.version = tensor.bases[index];
-    }
+    if (!tensor.bases.empty()) op->header.version = tensor.bases[index];
   }
   if (!request.values.empty() && (!IsRound(request.kind) || samples > Samples(0))) {
     op->payload = std::as_bytes(request.values.subspan(chunk.range.begin, chunk.range.length));

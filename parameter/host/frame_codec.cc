@@ -75,6 +75,7 @@ std::optional<Operation> ToOperation(const FrameHeader& header, uint64_t route) 
                    .ordinal = header.ordinal,
                    .chunk = {header.tensor, header.chunk},
                    .base = header.version,
+                   .lineage = header.lineage,
                    .samples = header.samples,
                    .learning_rate = header.learning_rate,
                    .dtype = header.dtype,
