@@ -117,6 +117,25 @@ TEST_F(CutOfAnOwner, TheLastStepOfAGroupThatEndsGoesOnAfterTheCut) {
   EXPECT_THAT(owner_.Statuses(), SizeIs(2));
 }
 
+// Its members are gone, and what one of them would have said last was lost.
+TEST_F(CutOfAnOwner, OfAGroupThatEndedNobodyIsAwaited) {
+  Update(0);
+  Boundary(0, 0, 0);
+  GroupPlan ended = PlanOfOwners({kA}, 1).groups.front();
+  ended.generation = ended.generation + GroupGeneration(1);
+  ended.activation_step = Step(1);
+  ended.members.clear();
+  CommitDirective commit;
+  commit.groups = {ended};
+  owner_.shards.Commit(commit, Seconds(1), &owner_.replies);
+  owner_.shards.CutCollect(Seconds(1), &owner_.replies);
+  absl::Status copied = absl::UnknownError("not yet");
+  owner_.shards.CutAt(
+      {{GroupId(0), Step(uint64_t{1} << 40)}}, [&](auto copies) { copied = copies.status(); },
+      Seconds(1), &owner_.replies);
+  EXPECT_TRUE(copied.ok()) << copied;
+}
+
 // A Reduce has no version that tells its pieces from those of a push of the lineage before.
 TEST_F(CutOfAnOwner, AReduceThatHasComeInPartWhenTheJobReturnsIsAnswered) {
   const Operation op = Of(OperationKind::kReduce, 0, 0);

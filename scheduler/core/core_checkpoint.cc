@@ -16,6 +16,7 @@ using Phase = scheduler::Cut::Phase;
 constexpr uint32_t kMaxCutAttempts = 10;
 constexpr size_t kMaxPathBytes = 3072;
 constexpr size_t kMaxAbandoned = 64;
+constexpr paceline::Step kForGood(uint64_t{1} << 40);  // further than a group gets
 
 // Never the name of another checkpoint: a scheduler that starts again may not know of the last.
 std::string DirectoryOf(const scheduler::JobRecord& job, uint64_t number, Term term) {
@@ -231,10 +232,33 @@ void Core::Impl::AckCut(JobId id, NodeId from, const AckRequest& ack) {
   FinishCut(id, absl::OkStatus());
 }
 
+// Whether the job has a member of this group, or one that is on its way from it.
+bool Core::Impl::MayStillPush(JobId id, GroupId group) {
+  const auto& going = runtime(id).on_their_way;
+  return job(id).groups.contains(group) ||
+         std::any_of(going.begin(), going.end(),
+                     [group](const auto& way) { return way.second.contains(group); });
+}
+
+// An owner that has not had the last word of a member would wait for it to no end.
+void Core::Impl::AbortCutOfEndedGroups(JobId id) {
+  const JobRuntime& run = runtime(id);
+  if (run.cuts.empty() || run.cuts.front().phase != Phase::kCopy) return;
+  for (const auto& [group, step] : run.cuts.front().steps) {
+    if (step == kForGood || MayStillPush(id, group)) continue;
+    return AbortCut(id, absl::StrCat("group ", group.value(), " has ended"));
+  }
+}
+
 void Core::Impl::CopyCut(JobId id) {
   Cut& cut = runtime(id).cuts.front();
   cut.phase = Phase::kCopy;
   cut.id = NextChange();
+  // All steps of a group that ended are in. Up to its last one owners would wait for the last word
+  // of members that are gone; up to here they are members no longer.
+  for (auto& [group, step] : cut.steps) {
+    if (!MayStillPush(id, group)) step = kForGood;
+  }
   // Whatever a step up to the cut used was drawn by now; what was used of it comes with the parts.
   cut.samples = job(id).samples;
   cut.awaited = OwnersOf(job(id));

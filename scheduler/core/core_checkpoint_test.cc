@@ -91,6 +91,40 @@ TEST_F(CutTest, AnAnswerThatComesAgainIsNoAnswerToTheNextPhase) {
   EXPECT_TRUE(c.StatusOf(request).ok());
 }
 
+// Owners remember such a group, and may never hear that its member was done.
+TEST_F(CutTest, NothingIsAwaitedOfAGroupThatHasEnded) {
+  JobSpec spec = Spec(2);
+  spec.groups = *ParseGroupSpec("per-worker");
+  StartTraining(spec);
+  c.Ask(W(1), LeaveRequest{});
+  BeginByHand();
+  AckRequest collected;
+  collected.id = Last("server-0").cut;
+  collected.applied = {{GroupId(0), paceline::Step(5)}, {GroupId(1), paceline::Step(9)}};
+  for (const char* server : {"server-0", "server-1"}) c.Ask(server, collected);
+  EXPECT_EQ(Last("server-0").steps.at(GroupId(0)), paceline::Step(5));
+  EXPECT_GT(Last("server-0").steps.at(GroupId(1)), paceline::Step(1'000'000'000));
+}
+
+TEST_F(CutTest, AGroupThatEndsWhileItIsCopiedBeginsItAnew) {
+  JobSpec spec = Spec(2);
+  spec.groups = *ParseGroupSpec("per-worker");
+  StartTraining(spec);
+  const RequestId request = BeginByHand();
+  AckRequest collected;
+  collected.id = Last("server-0").cut;
+  collected.applied = {{GroupId(0), paceline::Step(5)}, {GroupId(1), paceline::Step(9)}};
+  for (const char* server : {"server-0", "server-1"}) c.Ask(server, collected);
+  ASSERT_EQ(Last("server-0").steps.size(), 2u);
+  c.silent.clear();
+  c.applied_by_all({{GroupId(0), paceline::Step(6)}});
+  c.Ask(W(1), LeaveRequest{});
+  c.Tick(100);
+  ASSERT_TRUE(c.StatusOf(request).ok()) << c.StatusOf(request);
+  EXPECT_EQ(c.ReplyOf<CheckpointReply>(request).cut,
+            (std::map<GroupId, paceline::Step>{{GroupId(0), paceline::Step(6)}}));
+}
+
 TEST_F(CutTest, AServerThatWroteNoPartFailsIt) {
   StartTraining(Spec(2));
   const RequestId request = BeginByHand();

@@ -329,6 +329,7 @@ void Core::Impl::CommitChange(JobId id) {
     run.on_their_way.erase(leaver);
     Unsettle(id, leaver);
   }
+  AbortCutOfEndedGroups(id);
   if (LiveWorkers(id).empty()) return EndJob(id, JobState::kFinished, false, "all workers left");
   NameInitWriter(id);
   ReleaseBarriers(id);

@@ -272,6 +272,8 @@ class Core::Impl {
   void StartCut(JobId id);
   void AckCut(JobId id, NodeId from, const AckRequest& ack);
   void CopyCut(JobId id);
+  bool MayStillPush(JobId id, GroupId group);
+  void AbortCutOfEndedGroups(JobId id);
   void WriteManifest(JobId id);
   CheckpointManifest ManifestOf(const JobRecord& job, const scheduler::Cut& cut) const;
   CheckpointRecord RecordOf(const JobRecord& job, const scheduler::Cut& cut) const;

@@ -426,10 +426,8 @@ void Core::Impl::EndJob(JobId id, JobState state, bool failed, const std::string
   for (const auto& [worker, account] : job(id).samples.accounts()) {
     if (!account.outstanding.empty()) run.unsettled.insert(worker);
   }
-  // One that has yet to load its shards has nothing to count.
   const std::optional<NodeId> lead = LeadOwnerOf(job(id));
-  const bool counts = lead && node(*lead).live() && job(id).restore_from.empty();
-  if (!counts) SettleAll(id);
+  if (!lead || !node(*lead).live()) SettleAll(id);
   for (NodeId server : run.released) {
     const auto known = state_.nodes.find(server);
     const bool live = known != state_.nodes.end() && known->second.live();

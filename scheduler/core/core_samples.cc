@@ -262,17 +262,16 @@ void Core::Impl::On(const NodeRecord& from, RequestId request, ServerReport& bod
                          std::any_of(run.fences.begin(), run.fences.end(), [&](const auto& f) {
                            return f.second.awaited.count(server) > 0;
                          });
-    const auto ending = run.ending.find(server);
-    const bool of_before_the_end = ending != run.ending.end() && !ending->second;
-    if (fencing || of_before_the_end) continue;
+    if (fencing || !it->second.active()) continue;
     SettleAll(report.job);
-    if (it->second.active()) ServeDraws(report.job);
+    ServeDraws(report.job);
   }
   sessions_[server].server = std::move(body);
   for (auto& [id, run] : runtimes_) {
     const auto ending = run.ending.find(server);
     if (ending == run.ending.end() || !std::exchange(ending->second, true)) continue;
     run.ending.erase(ending);
+    if (LeadOwnerOf(job(id)) == server) SettleAll(id);  // no more will be counted
     Send(server, EndJobDirective{id, job(id).state == JobState::kStopped, job(id).reason});
   }
 }
