@@ -182,8 +182,8 @@ void Checker::OnReplyArrived(const Reply& reply) {
 // A push has its fate at the lead chunk: the samples in it are used up.
 void Checker::Use(const Reply& reply) {
   const Operation& op = reply.to;
-  const bool lost = op.base.lineage < lineage();
-  if (op.base.lineage >= reply.version.lineage) {
+  const bool lost = op.lineage < lineage();
+  if (op.lineage >= reply.version.lineage) {
     auto& [applied, discarded] = owner_counts_[reply.version.lineage][op.sender];
     (reply.status == OperationStatus::kOk ? applied : discarded) += op.samples.value();
   }

@@ -412,10 +412,9 @@ void SimWorker::ReturnUnused() {
 }
 
 // As Session::CoverForGood: should it end before it hears from which step the others do without it,
-// nobody waits for it.
+// nobody waits for it; nor does a checkpoint.
 void SimWorker::Cover() {
   Enter(Phase::kCovering);
-  if (group_->alone()) return Leave();
   covering_ = Pass(Owners(), group_->step(), group_->step() + kForGood, true);
   After(kForGoodPatience, [this] {
     if (phase_ != Phase::kCovering) return;
