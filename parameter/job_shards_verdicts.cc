@@ -91,7 +91,8 @@ void JobShards::AskForCut() {
   if (!verdicts_.in_use()) return;
   for (const auto& [group, step] : cut_->steps) {
     const GroupTable::Generation* const generation = groups_.InForce(group, step);
-    if (generation == nullptr || verdicts_.Find({group, step}) != nullptr) continue;
+    if (generation == nullptr || generation->plan->members.empty()) continue;
+    if (verdicts_.Find({group, step}) != nullptr) continue;
     std::vector<NodeRef> done;
     for (const Member& member : generation->plan->members) {
       if (groups_.IsCovered(group, member, step)) done.push_back(RefOf(member));

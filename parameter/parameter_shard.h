@@ -13,9 +13,10 @@
 // A round without any samples applies nothing and leaves the version as it is; its members still
 // get the weights. A gradient that is not finite, unless those are allowed, counts as no samples,
 // its sender is told kNotFinite, and its samples are counted as discarded. A gradient on a version
-// of another lineage (before a restore) is discarded the same way, with kDiscarded. Whatever else a
-// member does in the step in which it hears of a restore is kDiscarded at once: what others of its
-// group had answered by then is forgotten, and they would wait for each other.
+// of another lineage (before a restore) is discarded the same way, with kDiscarded. Whatever a
+// member sends before it has adopted the lineage of the restore is kDiscarded at once, and counted
+// by the scheduler: what others of its group had answered by then is forgotten, and they would wait
+// for each other.
 //
 // Invariants:
 //  1. A reply's arrays never change: weights that someone else holds are copied before an update.

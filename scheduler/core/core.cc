@@ -305,7 +305,6 @@ void Core::Impl::TickJob(JobId id) {
     for (const auto& [owner, reported] : std::exchange(run.ending, {})) {
       Send(owner, EndJobDirective{id, job(id).state == JobState::kStopped, job(id).reason});
     }
-    SettleAll(id);
   }
   if (!job(id).active()) return;
   ServeDraws(id);

@@ -283,7 +283,7 @@ CheckpointManifest Core::Impl::ManifestOf(const JobRecord& job, const Cut& cut) 
   }
   const bool by_step = job.spec.deterministic && job.spec.groups.kind == GroupSpec::Kind::kOne;
   manifest.samples = by_step && job.spec.sample_count > 0
-                         ? samples.PositionAfter(LastStep(cut.steps).value())
+                         ? samples.PositionAfter(LastStep(manifest.steps).value())
                          : samples.Position();
   manifest.applied = RecordOf(job, cut).applied;
   for (const TensorPlan& tensor : job.tensors) manifest.tensors.push_back(tensor.spec);

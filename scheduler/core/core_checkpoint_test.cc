@@ -106,6 +106,18 @@ TEST_F(CutTest, NothingIsAwaitedOfAGroupThatHasEnded) {
   EXPECT_GT(Last("server-0").steps.at(GroupId(1)), paceline::Step(1'000'000'000));
 }
 
+TEST_F(CutTest, AGroupThatEndedSaysNothingOfWhereTheSamplesStand) {
+  JobSpec spec = Spec(2);
+  spec.deterministic = true;
+  spec.sample_count = 1000;
+  spec.batch_size = 10;
+  StartTraining(spec);
+  c.applied_by_all({{GroupId(0), paceline::Step(3)}, {GroupId(7), paceline::Step(9)}});
+  const RequestId request = AskForCut();
+  ASSERT_TRUE(c.StatusOf(request).ok()) << c.StatusOf(request);
+  EXPECT_EQ(c.manifests.back().samples.epoch, Epoch(0));
+}
+
 TEST_F(CutTest, AGroupThatEndsWhileItIsCopiedBeginsItAnew) {
   JobSpec spec = Spec(2);
   spec.groups = *ParseGroupSpec("per-worker");

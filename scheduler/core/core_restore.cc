@@ -180,7 +180,7 @@ void Core::Impl::RollBack(JobId id, NodeId dead, const std::string& reason) {
   run.at_server.clear();
   run.applied_history.clear();
   run.restoring_since = now_;
-  // What gone workers trained on that nobody counted is lost with it: the rest is theirs unused.
+  // What gone workers drew and no owner had counted trained nothing that is left.
   SettleAll(id);
   Say(job(id).spec.name, "rollback",
       absl::StrCat(reason, "; all shards return to ", to.path, " (step ",

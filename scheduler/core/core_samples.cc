@@ -262,6 +262,8 @@ void Core::Impl::On(const NodeRecord& from, RequestId request, ServerReport& bod
                          std::any_of(run.fences.begin(), run.fences.end(), [&](const auto& f) {
                            return f.second.awaited.count(server) > 0;
                          });
+    // The last one may be late, and is made after all workers have left.
+    if (!it->second.active() && run.ending.count(server) == 0) SettleAll(report.job);
     if (fencing || !it->second.active()) continue;
     SettleAll(report.job);
     ServeDraws(report.job);
