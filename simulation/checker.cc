@@ -75,8 +75,13 @@ void Checker::OnLastSamples(const scheduler::Entry& entry) {
   } else if (const auto* state = std::get_if<scheduler::JobStateChanged>(&entry)) {
     finished_ = finished_ || (state->job == kJob && state->state == JobState::kFinished);
   } else if (const auto* returned = std::get_if<scheduler::SamplesReturned>(&entry)) {
+    // Who leaves in good order gives its own back before; not who never heard of a return.
+    const bool of_dead = std::any_of(dead_.begin(), dead_.end(), [&](const NodeRef& node) {
+      return node.node == returned->worker;
+    });
+    const bool excused = finished_ && (of_dead || lineage() > 0);
     for (const SampleRange& range : returned->ranges) {
-      for (uint64_t i = range.begin; finished_ && i < range.end; ++i) {
+      for (uint64_t i = range.begin; excused && i < range.end; ++i) {
         never_used_.insert({range.epoch, i});
       }
     }

@@ -131,7 +131,7 @@ class Simulation {
     const bool told = scheduler_.life() == 1;
     if (counts_lost && !told) return true;
     checker_.OnFinished(*job, {counts_lost, nobody_stayed});
-    result->balanced = true;
+    result->balanced = !counts_lost;
     return true;
   }
 
