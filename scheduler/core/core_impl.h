@@ -115,7 +115,7 @@ struct JobRuntime {
   Ticks restoring_since;
   uint64_t not_finite = 0;
   std::map<uint64_t, Fence> fences;
-  std::set<NodeId> unsettled;  // gone workers whose rest the lead's next report decides
+  std::set<NodeId> unsettled;  // gone, or of a job that ended: the lead's next report decides
   std::map<NodeId, PendingDraw> draws;
   std::set<NodeId> recalled;  // asked to return what they hold ahead
   bool recall_done = false;

@@ -184,7 +184,7 @@ void Core::Impl::Unsettle(JobId id, NodeId worker) {
   if (OwnersOf(job(id)).empty()) Settle(id, worker);
 }
 
-// Offers what a gone worker held and the owners never counted again.
+// What a gone worker held, or one of an ended job, and the owners never counted.
 void Core::Impl::Settle(JobId id, NodeId worker) {
   JobRuntime& run = runtime(id);
   run.unsettled.erase(worker);
